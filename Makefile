@@ -1,0 +1,33 @@
+# Every target works alone on a fresh Debian machine with Python 3.11 and make.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PY := .venv/bin/python
+
+.PHONY: demo test check bench fuzz
+
+demo: .venv/ready
+	$(PY) -m tests.demo
+
+test: .venv/ready
+	$(PY) -m pytest
+
+check: .venv/ready
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+bench: .venv/ready
+	$(if $(NAME),,$(error say which: make bench NAME=codec))$(PY) -m tests.bench.$(NAME)
+
+fuzz: .venv/ready
+	$(PY) -m tests.fuzz
+
+# Debian's python3 can lack venv and pip: root installs them, anyone else is told how.
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Python 3.11 or newer is needed: make PYTHON=...' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qqy python3-venv; } \
+	|| { echo 'Python has no venv: apt-get install python3-venv, then make again' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

@@ -1,0 +1,72 @@
+"""Guards: a test fails if it leaves tasks, threads or unseen errors behind, or if the SDK blocks its loop."""
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import threading
+from asyncio import runners
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+
+_left: list[str] = []
+_threads = pytest.StashKey[set[threading.Thread]]()
+_cancel_all_tasks = runners._cancel_all_tasks
+
+
+def _note_and_cancel(loop: asyncio.AbstractEventLoop) -> None:
+    _left.extend(map(repr, asyncio.all_tasks(loop)))
+    _cancel_all_tasks(loop)
+
+
+# A runner cancels what is still pending without a word, whether pytest-asyncio or the test itself started it.
+runners._cancel_all_tasks = _note_and_cancel
+
+
+class _Unseen(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        _left.append(record.getMessage())
+
+
+# asyncio only logs a task's exception that nobody took, or a task that was destroyed while pending.
+logging.getLogger("asyncio").addHandler(_Unseen(logging.ERROR))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    item.stash[_threads] = set(threading.enumerate())
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    # After the fixtures of the test are torn down, its runner among them.
+    try:
+        return (yield)
+    finally:
+        for thread in set(threading.enumerate()) - item.stash.get(_threads, set(threading.enumerate())):
+            thread.join(1)
+            if thread.is_alive():
+                _left.append(repr(thread))
+        left = "\n".join(_left)
+        _left.clear()
+        if left:
+            pytest.fail(f"left behind: {left}", pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def blockbuster() -> Iterator[BlockBuster]:
+    """Blocking calls below a frame of the SDK, in a thread whose loop runs, raise BlockingError."""
+    with blockbuster_ctx("esp_pubsub") as guard:
+        yield guard
+
+
+@pytest.fixture
+def bus_directory() -> Iterator[Path]:
+    """A private directory with a path short enough for a Unix socket in it."""
+    path = Path(tempfile.mkdtemp(prefix="esp"))
+    yield path
+    shutil.rmtree(path)
