@@ -1,0 +1,167 @@
+"""Every error the SDK raises on purpose.
+
+An error names the thing and the way out in its message and carries the same facts as attributes, so that
+code acts on the class and the data, never on the text.
+
+    EspError
+    +-- ConfigError            a setting, a cfg file, a keyword
+    |   +-- AddressError       a dfESP URL or a topic name
+    |   +-- NotInstalled       an extra is missing (.extra)
+    |   +-- NotOffered         this bus cannot do that (.capability)
+    +-- SchemaError            a schema string, or none to be had
+    |   +-- SchemaDiffers      the topic has another one (.given, .retained)
+    +-- ValueRefused           a value a block cannot carry (.row, .field, .value); no id was given
+    +-- TooLarge               a block over a limit (.size, .limit); no id was given
+    +-- BadFrame               bytes that are no frame (.reason)
+    +-- BadBody                a block whose body cannot be read (.id, .position)
+    +-- BusError               what a driver raises: the pipe, feed or bus at hand is dead
+    |   +-- BusUnavailable     cannot be reached, or does not answer in time
+    |   +-- BusRefused         answered, and said no; trying again will not help
+    +-- DeliveryUnknown        not acknowledged in time (.id); still being tried, may be awaited again
+    +-- InputDiffers           another input under the same source and run (.id, .ours, .theirs)
+    +-- Stale                  a higher run of the source exists (.run, .current)
+    +-- Overrun                a standby whose input could not wait
+    +-- NoGroup                confirm without a group
+    +-- NoPosition             start=None on a group with nothing stored, and no default
+    +-- Unconfirmed            too many blocks read and not confirmed (.limit)
+    +-- NoAnswer               a request nobody answered in time (.topic, .timeout)
+    +-- Closed                 used after close
+    +-- WrongOrder             calls in the wrong order, another loop, a forked process
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class EspError(Exception):
+    """The root. Keyword arguments become attributes."""
+
+    def __init__(self, message: str, **data: Any) -> None:
+        super().__init__(message)
+        self.__dict__.update(data)
+
+
+class ConfigError(EspError):
+    """A setting that cannot be used."""
+
+
+class AddressError(ConfigError):
+    """A dfESP URL or a topic name that cannot be used."""
+
+
+class NotInstalled(ConfigError):
+    """A part of the SDK whose extra is not installed."""
+
+    extra: str
+
+
+class NotOffered(ConfigError):
+    """The bus in use does not offer what was asked for."""
+
+    capability: str
+
+
+class SchemaError(EspError):
+    """A schema that cannot be read, or that is missing."""
+
+
+class SchemaDiffers(SchemaError):
+    """The topic carries another schema than the one given."""
+
+    given: str
+    retained: str
+
+
+class ValueRefused(EspError):
+    """A value that does not fit its field; nothing was sent and no id was given."""
+
+    row: int
+    field: str
+    value: Any
+
+
+class TooLarge(EspError):
+    """A block over a limit; nothing was sent and no id was given."""
+
+    size: int
+    limit: int
+
+
+class BadFrame(EspError):
+    """Bytes that are not a frame of this protocol version, or a forged one."""
+
+    reason: str
+
+
+class BadBody(EspError):
+    """A block that arrived whole but whose body cannot be read."""
+
+    id: int
+    position: Any
+
+
+class BusError(EspError):
+    """What a driver raises when a pipe, a feed or the bus is dead."""
+
+
+class BusUnavailable(BusError):
+    """The bus cannot be reached or does not answer in time; a new attempt may work."""
+
+
+class BusRefused(BusError):
+    """The bus answered and refused; the same attempt will be refused again."""
+
+
+class DeliveryUnknown(EspError):
+    """No acknowledgement in time. The block keeps its id and is still being tried."""
+
+    id: int
+
+
+class InputDiffers(EspError):
+    """Two inputs under one source and run."""
+
+    id: int
+    ours: int
+    theirs: int
+
+
+class Stale(EspError):
+    """A higher run of this source exists."""
+
+    run: int
+    current: int
+
+
+class Overrun(EspError):
+    """A standby's outbox is full and its input cannot wait."""
+
+
+class NoGroup(EspError):
+    """Confirm was called on a subscriber without a group."""
+
+
+class NoPosition(EspError):
+    """The group has no stored position and none was given."""
+
+
+class Unconfirmed(EspError):
+    """More blocks were read without being confirmed than the subscriber may remember."""
+
+    limit: int
+
+
+class NoAnswer(EspError):
+    """Nobody answered a request in time."""
+
+    topic: str
+    timeout: float
+
+
+class Closed(EspError):
+    """The object was closed."""
+
+
+class WrongOrder(EspError):
+    """Calls in an order, a loop or a process that cannot work."""
