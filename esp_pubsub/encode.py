@@ -1,0 +1,172 @@
+"""What a user may publish, as the body of a block: rows, mappings, dataclasses, events, blocks, tables. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from .errors import TooLarge, ValueRefused
+from .events import Block, Event, Opcode
+from .schema import Schema
+from .wire.frame import ARROW, LIMITS, MARKED, ROWS, TRANSACTIONAL, Limits
+from .wire.rows import codec
+
+_PAIRS = re.compile(b"\x06+")
+_KNOWN = bytes(Opcode)
+
+
+class Encoded(NamedTuple):
+    """A body and what the header says of it."""
+
+    kind: int
+    flags: int
+    count: int  # type: ignore[assignment]  # a tuple's own count() is of no use here
+    body: bytes
+
+
+class Encoder:
+    """Bodies of one schema, of one kind. Whatever does not fit raises ValueRefused or TooLarge, before anything
+    happened.
+    """
+
+    def __init__(self, schema: Schema, kind: Literal["rows", "arrow"] = "rows", limits: Limits = LIMITS) -> None:
+        self._schema = schema
+        self._arrow = kind == "arrow"
+        self._limits = limits
+        self._rows = codec(schema).encode
+
+    def encode(self, data: Any, opcode: Any = Opcode.INSERT, flags: Any = 0) -> Encoded:
+        """`opcode` and `flags`: one for all events, or a sequence with one for each; events and tables bring their
+        own.
+        """
+        if type(data) is list and data and type(data[0]) is tuple:
+            return self._from_rows(data, opcode, flags)
+        if isinstance(data, Block):
+            return self._from_block(data)
+        if any(hasattr(data, name) for name in ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__")):
+            return self._from_table(data, opcode, flags)
+        return self._from_rows(*_plain(data, self._schema, opcode, flags))
+
+    def _from_rows(self, rows: Sequence[Any], opcode: Any, flags: Any) -> Encoded:
+        opcodes: int | bytes
+        marks: int | bytes
+        if opcode is Opcode.INSERT and type(flags) is int:
+            opcodes, marks = 1, flags
+        else:
+            opcodes, marks = _opcodes(opcode, len(rows)), _each(flags, len(rows), "flags")
+        if not self._arrow:
+            return Encoded(ROWS, 0, len(rows), self._rows(rows, opcodes, marks, self._limits))
+        from .wire import arrow
+
+        self._rows(rows, opcodes, marks, self._limits)
+        return self._from_batch(*arrow.encode_rows(self._schema, rows, opcodes, marks))
+
+    def _from_batch(self, body: bytes, count: int, marked: bool) -> Encoded:
+        if not 1 <= count <= self._limits.events or len(body) > self._limits.frame_bytes:
+            raise TooLarge(
+                f"a block of {count} events and {len(body)} bytes; it has at least one event and at most "
+                f"{self._limits.events}, and at most {self._limits.frame_bytes} bytes",
+                size=len(body),
+                limit=self._limits.frame_bytes,
+            )
+        return Encoded(ARROW, MARKED if marked else 0, count, body)
+
+    def _from_block(self, block: Block) -> Encoded:
+        """A block that was received goes on as it is."""
+        if block.frame.schema != self._schema.fingerprint:
+            raise ValueRefused(
+                f"the block's schema is {block.schema}, the publisher's is {self._schema}", row=0, field="", value=block
+            )
+        frame = block.frame
+        return Encoded(frame.body_kind, frame.flags & (MARKED | TRANSACTIONAL), frame.count, frame.body)
+
+    def _from_table(self, data: Any, opcode: Any, flags: Any) -> Encoded:
+        """An Arrow table or batch, or a frame that can become one; with columns _opcode and _flags, or without."""
+        from .wire import arrow
+
+        try:
+            body, count, marked = arrow.encode(self._schema, arrow.from_frame(data))
+            if self._arrow and (marked or (opcode is Opcode.INSERT and flags == 0)):
+                return self._from_batch(body, count, marked)
+            opcodes, marks, rows = arrow.rows(self._schema, body, count, marked=marked)
+        except (ValueError, TypeError) as e:
+            raise ValueRefused(
+                f"the table does not fit the schema {self._schema}: {e}", row=0, field="", value=data
+            ) from e
+        return self._from_rows(rows, opcodes if marked else opcode, marks if marked else flags)
+
+
+def _each(values: Any, count: int, what: str) -> int | bytes:
+    """One small integer for all events, or one byte an event."""
+    listed = [values] if isinstance(values, int) else list(values)
+    if len(listed) not in (1 if isinstance(values, int) else count, count):
+        raise ValueRefused(f"{len(listed)} {what} for {count} events", row=0, field=what, value=values)
+    for row, value in enumerate(listed):
+        if not isinstance(value, int) or not 0 <= value < 256:
+            raise ValueRefused(f"row {row}: {value!r} cannot be in {what}", row=row, field=what, value=value)
+    return int(listed[0]) if len(set(listed)) == 1 else bytes(listed)
+
+
+def _opcodes(values: Any, count: int) -> int | bytes:
+    """Known ones only, and update-block rows in pairs."""
+    opcodes = _each(values, count, "opcodes")
+    listed = bytes([opcodes]) * count if isinstance(opcodes, int) else opcodes
+    if unknown := listed.translate(None, _KNOWN):
+        row = listed.index(unknown[:1])
+        raise ValueRefused(f"row {row}: {unknown[0]} is no opcode", row=row, field="opcodes", value=unknown[0])
+    for pairs in _PAIRS.finditer(listed):
+        if len(pairs.group()) % 2:
+            row = pairs.end() - 1
+            raise ValueRefused(
+                f"row {row}: an update block is two rows, the new one and then the old one",
+                row=row,
+                field="opcodes",
+                value=int(Opcode.UPDATEBLOCK),
+            )
+    return opcodes
+
+
+def _plain(data: Any, schema: Schema, opcode: Any, flags: Any) -> tuple[Sequence[Any], Any, Any]:
+    """Rows in schema order, with their opcodes and flags."""
+    if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
+        raise ValueRefused(
+            f"a block is a sequence of rows, not one {type(data).__name__}; for a single event: [row]",
+            row=0,
+            field="",
+            value=data,
+        )
+    rows = data if isinstance(data, list | tuple) else list(data)
+    if rows and isinstance(rows[0], Event):
+        if not all(isinstance(row, Event) for row in rows):
+            raise ValueRefused("a block is made of events, or of rows, not of both", row=0, field="", value=data)
+        opcode, flags = [event.opcode for event in rows], [event.flags for event in rows]
+        rows = [event.values for event in rows]
+    if rows and isinstance(rows[0], Mapping):
+        rows = [_from_mapping(number, row, schema) for number, row in enumerate(rows)]
+    elif rows and dataclasses.is_dataclass(rows[0]):
+        rows = [_from_dataclass(number, row, schema) for number, row in enumerate(rows)]
+    return rows, opcode, flags
+
+
+def _from_mapping(number: int, row: Any, schema: Schema) -> list[Any]:
+    """Values in schema order; a name that is not given is null, an unknown one is refused."""
+    if not isinstance(row, Mapping):
+        raise ValueRefused(f"row {number} is no mapping, as row 0 is", row=number, field="", value=row)
+    unknown = row.keys() - set(schema.names)
+    if unknown:
+        name = min(unknown, key=str)
+        raise ValueRefused(
+            f"row {number} has {name!r}, which is no field of {schema}", row=number, field=str(name), value=row[name]
+        )
+    return [row.get(name) for name in schema.names]
+
+
+def _from_dataclass(number: int, row: Any, schema: Schema) -> list[Any]:
+    try:
+        return [getattr(row, name) for name in schema.names]
+    except AttributeError as e:
+        raise ValueRefused(
+            f"row {number}, a {type(row).__name__}, has no field {e.name!r}", row=number, field=str(e.name), value=row
+        ) from None

@@ -1,0 +1,216 @@
+"""Opcodes, flags, events and blocks. A block is 1..n events of one schema: the unit that is numbered and travels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import IntEnum, IntFlag
+from typing import Any
+
+from .errors import BadBody
+from .schema import FieldType, Schema
+from .wire.frame import ARROW, MARKED, NO_BODY, TRANSACTIONAL, Frame
+from .wire.rows import codec
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Opcode(IntEnum):
+    """What an event does to its key. `UPDATEBLOCK` comes in pairs: the new row, then the old one."""
+
+    INSERT = 1
+    UPDATE = 2
+    DELETE = 3
+    UPSERT = 4
+    SAFEDELETE = 5
+    UPDATEBLOCK = 6
+
+
+class EventFlag(IntFlag):
+    """Marks of one event: `PARTIAL` changes only the fields that are given, `RETENTION` was made by a retention
+    policy.
+    """
+
+    NORMAL = 0
+    PARTIAL = 1
+    RETENTION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event: its values by field name, in schema order."""
+
+    values: Mapping[str, Any]
+    opcode: Opcode = Opcode.INSERT
+    flags: EventFlag = EventFlag.NORMAL
+
+
+def moment(seconds: int, micros: int = 0) -> datetime:
+    """An aware UTC datetime, exact to the microsecond (floats would not be). Raises OverflowError past year 9999."""
+    return _EPOCH + timedelta(seconds=seconds, microseconds=micros)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Block:
+    """A block as it was delivered. Decoding happens when it is asked for, and again each time it is asked for.
+
+    Every way of reading raises BadBody if the bytes, though whole, are not a body of the block's schema.
+    """
+
+    frame: Frame = field(repr=False)
+    schema: Schema
+    view: View
+    serial: int = 0
+
+    @property
+    def id(self) -> int:
+        """The client message ID: 1, 2, 3, ... in its run."""
+        return self.frame.id
+
+    @property
+    def run(self) -> int:
+        """The run of its source."""
+        return self.frame.run
+
+    @property
+    def source(self) -> int:
+        """The 64-bit number of the sequence it belongs to."""
+        return self.frame.source
+
+    @property
+    def position(self) -> Any:
+        """Where it stood on the bus: a number on a log, opaque on a queue."""
+        return self.frame.position
+
+    @property
+    def transactional(self) -> bool:
+        """All of its events are to be applied, or none."""
+        return bool(self.frame.flags & TRANSACTIONAL)
+
+    @property
+    def sent_at(self) -> datetime:
+        """When its sender wrote it, by that sender's clock."""
+        return moment(0, self.frame.sent_at)
+
+    def __len__(self) -> int:
+        """The number of events it was sent with."""
+        return self.frame.count
+
+    def __repr__(self) -> str:
+        return f"<Block id={self.id} run={self.run} source={self.source:016x} events={len(self)}>"
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Tuples in schema order; date and stamp as integers, money as Decimal."""
+        return self._decoded()[2]
+
+    def mappings(self) -> list[dict[str, Any]]:
+        """Dictionaries by field name, with aware datetimes for date and stamp."""
+        return self._named(self.rows())
+
+    def events(self) -> list[Event]:
+        """Mappings with opcode and flags."""
+        opcodes, flags, rows = self._decoded()
+        try:
+            return [
+                Event(values, Opcode(opcode), EventFlag(flag))
+                for values, opcode, flag in zip(
+                    self._named(rows), _each(opcodes, len(rows)), _each(flags, len(rows)), strict=True
+                )
+            ]
+        except ValueError as e:
+            raise self._bad(e) from None
+
+    def table(self) -> Any:
+        """A pyarrow.Table (extra `arrow`), with columns `_opcode` and `_flags` unless all events are plain inserts."""
+        from .wire import arrow
+
+        try:
+            if self.frame.body_kind == ARROW and not self.view:
+                return arrow.as_table(
+                    [arrow.batch(self.schema, self.frame.body, len(self), marked=bool(self.frame.flags & MARKED))]
+                )
+            opcodes, flags, rows = self._decoded()
+            return arrow.table(self.schema, rows, opcodes, flags)
+        except ValueError as e:
+            raise self._bad(e) from None
+
+    def _decoded(self) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
+        frame = self.frame
+        try:
+            if frame.schema != self.schema.fingerprint:
+                raise ValueError("its schema is another one than the topic's")
+            if frame.body_kind == ARROW:
+                from .wire import arrow
+
+                decoded = arrow.rows(self.schema, frame.body, frame.count, marked=bool(frame.flags & MARKED))
+            elif frame.body_kind == NO_BODY:
+                raise ValueError("it has no body")
+            else:
+                decoded = codec(self.schema).decode(frame.body, frame.count)
+        except ValueError as e:
+            raise self._bad(e) from None
+        return self.view.apply(*decoded) if self.view else decoded
+
+    def _bad(self, why: Exception) -> BadBody:
+        return BadBody(
+            f"block {self.id} at position {self.position} arrived whole, but its body cannot be read: {why}",
+            id=self.id,
+            position=self.position,
+        )
+
+    def _named(self, rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+        names = self.schema.names
+        mappings = [dict(zip(names, row, strict=True)) for row in rows]
+        for f in self.schema.fields:
+            if f.type in (FieldType.DATE, FieldType.STAMP):
+                seconds = f.type is FieldType.DATE
+                try:
+                    for mapping in mappings:
+                        value = mapping[f.name]
+                        if value is not None:
+                            mapping[f.name] = moment(value) if seconds else moment(0, value)
+                except (OverflowError, TypeError) as e:
+                    raise self._bad(ValueError(f"field {f.name!r} holds no moment Python can show: {e}")) from None
+        return mappings
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How a subscriber wants events: `collapse` turns an update pair into one update, `rmretdel` leaves out deletes
+    that a retention policy made. False when it changes nothing.
+    """
+
+    collapse: bool = False
+    rmretdel: bool = False
+
+    def __bool__(self) -> bool:
+        return self.collapse or self.rmretdel
+
+    def apply(
+        self, opcodes: int | bytes, flags: int | bytes, rows: list[tuple[Any, ...]]
+    ) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
+        """The same events as this view has them."""
+        if opcodes == Opcode.INSERT:
+            return opcodes, flags, rows
+        kept_opcodes, kept_flags, kept = bytearray(), bytearray(), []
+        old = False
+        for opcode, flag, row in zip(_each(opcodes, len(rows)), _each(flags, len(rows)), rows, strict=True):
+            if self.collapse and opcode == Opcode.UPDATEBLOCK:
+                old = not old
+                if not old:
+                    continue
+                opcode = Opcode.UPDATE
+            elif self.rmretdel and opcode == Opcode.DELETE and flag & EventFlag.RETENTION:
+                continue
+            kept_opcodes.append(opcode)
+            kept_flags.append(flag)
+            kept.append(row)
+        return bytes(kept_opcodes), bytes(kept_flags), kept
+
+
+PLAIN = View()
+
+
+def _each(values: int | bytes, count: int) -> Sequence[int]:
+    return [values] * count if isinstance(values, int) else values

@@ -1,0 +1,1 @@
+"""Pure: bytes in, frames and values out. No loop, no socket, no clock."""

@@ -1,0 +1,153 @@
+"""The Arrow body, and tables from rows: the only place that knows pyarrow (extra `arrow`).
+
+The body is one Arrow IPC record-batch message; its Arrow schema follows from ours by the table below, so it does not
+travel. Opcodes and flags ride as two leading uint8 columns, left out when every event is a plain insert; the frame's
+flag MARKED says which, since a record batch read against the wrong schema is not an error but other data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from ..errors import NotInstalled
+from ..schema import FieldType, Schema
+from .rows import codec, money_text
+
+try:
+    import pyarrow as pa
+except ImportError as e:
+    raise NotInstalled("Arrow bodies and tables need pyarrow: pip install 'esp-pubsub[arrow]'", extra="arrow") from e
+
+_TYPES = {
+    FieldType.INT32: pa.int32(),
+    FieldType.INT64: pa.int64(),
+    FieldType.DOUBLE: pa.float64(),
+    FieldType.STRING: pa.utf8(),
+    FieldType.RSTRING: pa.utf8(),
+    FieldType.DATE: pa.timestamp("s", tz="UTC"),
+    FieldType.STAMP: pa.timestamp("us", tz="UTC"),
+    FieldType.MONEY: pa.utf8(),  # canonical decimal text: no scale fits all, and none is lost
+    FieldType.BLOB: pa.binary(),
+    FieldType.ARRAY_INT32: pa.list_(pa.int32()),
+    FieldType.ARRAY_INT64: pa.list_(pa.int64()),
+    FieldType.ARRAY_DOUBLE: pa.list_(pa.float64()),
+}
+_OPCODE, _FLAGS = "_opcode", "_flags"
+_MARKS = [pa.field(_OPCODE, pa.uint8(), nullable=False), pa.field(_FLAGS, pa.uint8(), nullable=False)]
+
+
+@lru_cache(maxsize=1_024)
+def arrow_schema(schema: Schema, *, marked: bool = False) -> pa.Schema:
+    """The Arrow schema that follows from ours; `marked`: with the opcode and flag columns in front."""
+    fields = [pa.field(f.name, _TYPES[f.type]) for f in schema.fields]
+    return pa.schema([*_MARKS, *fields] if marked else fields)
+
+
+def table(schema: Schema, rows: Sequence[Sequence[Any]], opcodes: int | bytes = 1, flags: int | bytes = 0) -> pa.Table:
+    """Rows as a table; the values must be those that `Block.rows()` gives."""
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema.fields)
+    arrays = []
+    for f, column in zip(schema.fields, columns, strict=True):
+        values: Any = column
+        if f.type is FieldType.MONEY:
+            values = [None if v is None else money_text(v) for v in column]
+        arrays.append(pa.array(values, type=_TYPES[f.type]))
+    marked = opcodes != 1 or flags != 0
+    if marked:
+        arrays[:0] = [
+            pa.array([m] * len(rows) if isinstance(m, int) else list(m), pa.uint8()) for m in (opcodes, flags)
+        ]
+    return pa.Table.from_arrays(arrays, schema=arrow_schema(schema, marked=marked))
+
+
+def from_frame(data: Any) -> pa.Table | pa.RecordBatch:
+    """A table or batch as it is; a pandas frame, or whatever speaks Arrow's C interface, as a table."""
+    if isinstance(data, pa.Table | pa.RecordBatch):
+        return data
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.table(data)
+    if hasattr(data, "__arrow_c_array__"):
+        return pa.record_batch(data)
+    return pa.Table.from_pandas(data, preserve_index=False)
+
+
+def encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[bytes, int, bool]:
+    """A table or batch as body, event count and whether it is marked. Columns are found by name and cast where that
+    loses nothing.
+
+    Raises ValueError (pyarrow's) for a column that is missing or does not fit.
+    """
+    marked = _OPCODE in data.schema.names
+    target = arrow_schema(schema, marked=marked)
+    missing = [name for name in target.names if name not in data.schema.names]
+    unknown = [name for name in data.schema.names if name not in target.names]
+    if missing or unknown:
+        raise ValueError(f"the table lacks {missing or 'nothing'} and has the unknown {unknown or 'nothing'}")
+    data = data.select(target.names)
+    if data.schema != target:
+        money = [f.name for f in schema.fields if f.type is FieldType.MONEY]
+        for name in money:
+            data = _with_money(data, name)
+        data = data.cast(target)
+    if isinstance(data, pa.Table):
+        batches = data.combine_chunks().to_batches()
+        data = batches[0] if len(batches) == 1 else pa.RecordBatch.from_pylist([], schema=target)
+    return data.serialize().to_pybytes(), data.num_rows, marked
+
+
+def _with_money(data: Any, name: str) -> Any:
+    column = data.column(name)
+    if pa.types.is_string(column.type):
+        return data
+    texts = [None if v is None else money_text(v if isinstance(v, Decimal) else Decimal(v)) for v in column.to_pylist()]
+    return data.set_column(data.schema.get_field_index(name), name, pa.array(texts, pa.utf8()))
+
+
+def batch(schema: Schema, body: bytes, count: int, *, marked: bool) -> pa.RecordBatch:
+    """The record batch in a body. Raises ValueError, whatever the bytes."""
+    try:
+        found = pa.ipc.read_record_batch(pa.ipc.read_message(body), arrow_schema(schema, marked=marked))
+        found.validate(full=True)
+    except (pa.ArrowException, OSError) as e:
+        raise ValueError(f"not an Arrow record batch of the schema {schema}: {e}") from None
+    if found.num_rows != count:
+        raise ValueError(f"the record batch has {found.num_rows} rows, the header says {count}")
+    return found
+
+
+def as_table(found: pa.RecordBatch) -> pa.Table:
+    """A batch as a table, without copying its columns."""
+    return pa.Table.from_batches([found])
+
+
+def rows(
+    schema: Schema, body: bytes, count: int, *, marked: bool
+) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
+    """A body as opcodes, flags and the tuples that a rows body would give."""
+    found = batch(schema, body, count, marked=marked)
+    opcodes: int | bytes = 1
+    flags: int | bytes = 0
+    if marked:
+        opcodes, flags = bytes(found.column(0).to_pylist()), bytes(found.column(1).to_pylist())
+        found = found.select(found.schema.names[2:])
+    columns = []
+    for f, column in zip(schema.fields, found.columns, strict=True):
+        if f.type in (FieldType.DATE, FieldType.STAMP):
+            column = column.cast(pa.int64())
+        values = column.to_pylist()
+        if f.type is FieldType.MONEY:
+            values = [None if v is None else Decimal(v) for v in values]
+        columns.append([tuple(v) if isinstance(v, list) else v for v in values] if "array" in f.type else values)
+    return opcodes, flags, list(zip(*columns, strict=True))
+
+
+def encode_rows(
+    schema: Schema, data: Sequence[Sequence[Any]], opcodes: int | bytes, flags: int | bytes
+) -> tuple[bytes, int, bool]:
+    """Rows as an Arrow body: checked and made canonical as a rows body first, so that both refuse the same values."""
+    body = codec(schema).encode(data, opcodes, flags)
+    opcodes, flags, canonical = codec(schema).decode(body, len(data))
+    return encode(schema, table(schema, canonical, opcodes, flags))
