@@ -1,0 +1,210 @@
+"""The accept rule: which frames of a topic are delivered, in which order, and what is told besides (PROTOCOL 4).
+
+The theory. Senders write 1, 2, 3, ... and go back after trouble, so a reader sees every block at least once, perhaps
+many times, from one or several senders. Per source it keeps the last block delivered and its chain:
+
+    id <= last       a double: drop
+    id == last + 1   deliver, if its link is our chain; else it belongs to another input: drop and tell
+    id >  last + 1   hold, until the blocks between have come, or a frame *proves* that they will not
+
+A frame proves that everything up to some id stood on the topic in front of it. On a bus that can only lose the end of
+what one sender wrote (`suffix_only`) a block proves its predecessor; on any other bus only `settled` counts, what its
+sender knew to be confirmed. What is proven and has not come will not be delivered and is told as Missed. No clock, no
+term, no lease: several senders at once are nothing but doubles. Subscribers, standbys, Spark's planner and the history
+checker all run this code.
+
+What a diverged frame says is not believed: it proves nothing, and neither does what continues from its chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ..notices import Forgotten, InputDiffers, Joined, Missed, NewRun
+from ..wire.frame import BLOCK, WINDOW_FRAMES, Frame
+
+DIVERGED_KEPT = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A frame that is not delivered: why is `double`, `stale`, `diverged`, `beat` or `beyond`."""
+
+    frame: Frame
+    why: str
+
+
+Outcome = Frame | Dropped | Missed | Joined | NewRun | InputDiffers | Forgotten
+
+
+class Source:
+    """What a reader knows of one sequence: run, last id delivered and its chain (None: unknown), frames held."""
+
+    __slots__ = ("chain", "diverged", "hold", "joining", "last", "number", "run")
+
+    def __init__(self, number: int, run: int, last: int = 0, chain: int | None = 0, *, joining: bool = False) -> None:
+        self.number = number
+        self.run = run
+        self.last = last
+        self.chain = chain
+        self.joining = joining
+        self.hold: dict[int, Frame] = {}
+        self.diverged: dict[int, int] = {}
+
+
+class Accept:
+    """The rule for one reader of one topic. Feed it frames in the order of the bus."""
+
+    def __init__(
+        self, *, suffix_only: bool, from_start: bool, window: int = WINDOW_FRAMES, max_sources: int = 10_000
+    ) -> None:
+        """`from_start`: nothing of the topic lies in front of the first frame, so the first block must be block 1."""
+        self.suffix_only = suffix_only
+        self.from_start = from_start
+        self.window = window
+        self.max_sources = max_sources
+        self.joined_at_run: dict[int, int] = {}
+        self.sources: dict[int, Source] = {}
+        self._plain: Source | None = None
+
+    def receive(self, frame: Frame) -> tuple[Outcome, ...]:
+        """What follows from one block or beat: frames to deliver (as they are), Dropped ones, and notices, in order."""
+        source = self._plain
+        if (
+            source is not None
+            and frame.link == source.chain
+            and frame.id == source.last + 1
+            and frame.source == source.number
+            and frame.run == source.run
+            and frame.kind == BLOCK
+        ):  # the common case, and only that: the next block of the source seen last, of which nothing is held
+            source.last = frame.id
+            source.chain = frame.chain
+            return (frame,)
+        outcome = tuple(self._receive(frame, self.sources.get(frame.source)))
+        source = self.sources[frame.source]
+        self._plain = None if source.hold or source.joining or source.diverged else source
+        return outcome
+
+    def _receive(self, frame: Frame, source: Source | None) -> Iterator[Outcome]:
+        if source is None:
+            yield from self._make_room()
+            source = self._begin(frame)
+        elif frame.run < source.run:
+            yield Dropped(frame, "stale")
+            return
+        elif frame.run > source.run:
+            yield from (Dropped(held, "stale") for held in source.hold.values())
+            yield NewRun(frame.source, source.run, frame.run)
+            source = self._begin(frame)
+        self.sources[frame.source] = self.sources.pop(frame.source)  # the order in which they were last seen
+        if frame.kind != BLOCK:
+            yield from self._prove(source, frame.settled)
+            yield Dropped(frame, "beat")
+        else:
+            yield from self._block(frame, source)
+
+    def _block(self, frame: Frame, source: Source) -> Iterator[Outcome]:
+        known_diverged = source.diverged.get(frame.link) == frame.id - 1 or source.diverged.get(frame.chain) == frame.id
+        if known_diverged:
+            self._distrust(source, frame)
+            yield Dropped(frame, "diverged")
+        elif frame.id <= source.last:
+            if frame.id == source.last and source.chain is not None and frame.chain != source.chain:
+                yield from self._diverge(source, frame, source.chain, frame.chain)
+            else:
+                yield Dropped(frame, "double")
+        elif not self.suffix_only and frame.id > frame.settled + self.window:
+            yield Dropped(frame, "beyond")
+        elif frame.id in source.hold:
+            yield Dropped(frame, "double")
+        else:
+            source.hold[frame.id] = frame
+            yield from self._prove(source, self.proven(frame))
+
+    def proven(self, frame: Frame) -> int:
+        """How far a frame proves that all before it stood on the topic in front of it."""
+        if frame.kind != BLOCK:
+            return frame.settled
+        return frame.id - 1 if self.suffix_only else min(frame.settled, frame.id - 1)
+
+    def _begin(self, frame: Frame) -> Source:
+        """A source never seen, or its next run: from 0, or from where this frame proves that we joined."""
+        number, last = frame.source, 0
+        joins = not self.from_start
+        if number in self.sources:
+            joins = joins and frame.run <= self.joined_at_run.get(number, -1)
+        if joins:
+            last = self.proven(frame)
+        source = self.sources[number] = Source(number, frame.run, last, None if last else 0, joining=joins)
+        return source
+
+    def _prove(self, source: Source, proven: int) -> Iterator[Outcome]:
+        """Deliver what stands in order, and pass over what is proven to have stood in front and did not come."""
+        yield from self._deliver_held(source)
+        while source.last < proven:
+            following = min((id for id in source.hold if id <= proven), default=proven + 1)
+            first, source.last, source.chain = source.last + 1, following - 1, None
+            if not source.joining:
+                yield Missed(source.number, source.run, first, source.last)
+            yield from self._deliver_held(source)
+
+    def _deliver_held(self, source: Source) -> Iterator[Outcome]:
+        while source.hold:
+            frame = source.hold.pop(source.last + 1, None)
+            if frame is None:
+                return
+            if source.chain is not None and frame.link != source.chain:
+                yield from self._diverge(source, frame, source.chain, frame.link)
+                return
+            source.last = frame.id
+            source.chain = frame.chain
+            if source.joining:
+                source.joining = False
+                yield Joined(source.number, source.run, frame.id)
+            yield frame
+
+    def _diverge(self, source: Source, frame: Frame, ours: int, theirs: int) -> Iterator[Outcome]:
+        """Drop a frame of another input, and what was held and continues from it. Told once for the whole line."""
+        yield InputDiffers(frame.source, frame.run, frame.id, ours, theirs)
+        self._distrust(source, frame)
+        yield Dropped(frame, "diverged")
+        while (held := source.hold.get(frame.id + 1)) is not None and held.link == frame.chain:
+            frame = source.hold.pop(held.id)
+            self._distrust(source, frame)
+            yield Dropped(frame, "diverged")
+
+    def _distrust(self, source: Source, frame: Frame) -> None:
+        source.diverged[frame.chain] = frame.id
+        if len(source.diverged) > DIVERGED_KEPT:
+            del source.diverged[next(iter(source.diverged))]
+
+    def _make_room(self) -> Iterator[Outcome]:
+        """Forget the source not seen for longest. From then on an unknown source may be one that was forgotten."""
+        if len(self.sources) >= self.max_sources:
+            number = next(iter(self.sources))
+            source = self.sources.pop(number)
+            self.from_start = False
+            yield from (Dropped(held, "stale") for held in source.hold.values())
+            yield Forgotten(number, source.run, source.last)
+
+    def redelivery(self) -> None:
+        """A queue's feed died: what is held comes again, in its old place."""
+        for source in self.sources.values():
+            source.hold.clear()
+
+    def restart(self, *, from_start: bool) -> list[Frame]:
+        """Another incarnation of the topic: every source is unknown again. Returns what was held."""
+        held = [frame for source in self.sources.values() for frame in source.hold.values()]
+        self.sources.clear()
+        self.joined_at_run.clear()
+        self.from_start = from_start
+        self._plain = None
+        return held
+
+    def resume(self, positions: Mapping[int, tuple[int, int, int | None]]) -> None:
+        """Go on from stored `source -> (run, last, chain)`."""
+        for number, (run, last, chain) in positions.items():
+            self.sources[number] = Source(number, run, last, chain)
+        self._plain = None

@@ -1,0 +1,133 @@
+"""What a grouped subscriber has read and not confirmed, and which position and state may be stored (PROTOCOL 4).
+
+Two orders meet here. Messages *arrive* in the order of the bus; blocks are *delivered*, and confirmed, in the order of
+their ids. Confirming a block makes its state final at once, but a position may be stored only when everything that
+arrived in front of it is done: confirmed, or dropped. A block that was held, or one not yet confirmed, stops it. So the
+stored state may be ahead of the stored position, never behind it, and whoever goes on from there drops what it reads
+again as doubles.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+
+from ..wire.frame import Frame
+
+Known = dict[int, tuple[int, int, int | None]]
+
+
+class _Delivered:
+    __slots__ = ("chain", "id", "position", "run", "serial", "source")
+
+    def __init__(self, serial: int, frame: Frame) -> None:
+        self.serial = serial
+        self.source = frame.source
+        self.run = frame.run
+        self.id = frame.id
+        self.chain = frame.chain
+        self.position = frame.position
+
+
+class Ledger:
+    """One reader's unconfirmed blocks. Positions are whatever the driver gave, each only once.
+
+    `known` is the confirmed state, `source -> (run, last, chain)`; `done` the last position up to which everything is.
+    """
+
+    def __init__(self) -> None:
+        self.known: Known = {}
+        self.done: Any = None
+        self._serial = 0
+        self._arrived: deque[Any] = deque()
+        self._undone: set[Any] = set()
+        self._delivered: deque[_Delivered] = deque()
+        self._adrift: dict[tuple[int, int, int], _Delivered] = {}
+
+    def __len__(self) -> int:
+        """Messages that stop the position from moving on."""
+        return len(self._arrived)
+
+    def arrived(self, position: Any) -> None:
+        """A message was read."""
+        self._arrived.append(position)
+        self._undone.add(position)
+
+    def dropped(self, position: Any, frame: Frame | None = None) -> bool:
+        """A message will not be delivered; True if it may be let go at once.
+
+        Not so one that was delivered from a feed that died and came back: it is let go when its block is confirmed.
+        """
+        if frame is not None and self._adrift:
+            delivered = self._adrift.pop((frame.source, frame.run, frame.id), None)
+            if delivered is not None:
+                delivered.position = position
+                return False
+        self._undone.discard(position)
+        return True
+
+    def delivered(self, frame: Frame) -> int:
+        """A block goes to the user; returns the number to confirm it by."""
+        self._serial += 1
+        self._delivered.append(_Delivered(self._serial, frame))
+        return self._serial
+
+    def confirm(self, serial: int) -> bool:
+        """Everything delivered up to this number is done. False if that was known."""
+        delivered = self._delivered
+        if not delivered or delivered[0].serial > serial:
+            return False
+        while delivered and delivered[0].serial <= serial:
+            block = delivered.popleft()
+            self.known[block.source] = (block.run, block.id, block.chain)
+            self._undone.discard(block.position)
+            if self._adrift:
+                self._adrift.pop((block.source, block.run, block.id), None)
+        arrived, undone = self._arrived, self._undone
+        while arrived and arrived[0] not in undone:
+            self.done = arrived.popleft()
+        return True
+
+    def redelivery(self) -> None:
+        """A queue's feed died: what is unconfirmed comes again, under other positions."""
+        self.done = None
+        self._arrived.clear()
+        self._undone.clear()
+        for block in self._delivered:
+            block.position = None
+            self._adrift[block.source, block.run, block.id] = block
+
+    def restart(self) -> None:
+        """Another incarnation of the topic: nothing that was read can be confirmed any more."""
+        self.known.clear()
+        self._delivered.clear()
+        self._adrift.clear()
+        self.redelivery()
+
+    def state(self, *, from_start: bool) -> bytes:
+        """The confirmed state as bytes to store."""
+        packed: bytes = msgpack.packb((1, from_start, [(source, *known) for source, known in self.known.items()]))
+        return packed
+
+
+def parse_state(state: bytes) -> tuple[bool, Known]:
+    """What `Ledger.state` gave: from_start and `source -> (run, last, chain)`. Raises ValueError."""
+    try:
+        version, from_start, known = msgpack.unpackb(state, use_list=False)
+        if version != 1:
+            raise ValueError(f"version {version}")
+        return bool(from_start), {source: (run, last, chain) for source, run, last, chain in known}
+    except (ValueError, TypeError, msgpack.UnpackException) as e:
+        raise ValueError(f"not a stored accept state: {e}") from None
+
+
+def furthest(ours: Mapping[int, tuple[int, int, int | None]], theirs: Known) -> Known:
+    """Of two states, per source the one that is further: what either has delivered is not delivered again."""
+    merged = dict(theirs)
+    for source, known in ours.items():
+        if source not in merged or known[:2] > merged[source][:2]:
+            merged[source] = known
+    return merged
