@@ -1,0 +1,189 @@
+"""The seam. A driver moves ordered batches of bytes and tells the truth about what happened.
+
+What a driver is
+    One `Bus` object is a connection to one external system. It hands out pipes (writers) and feeds (readers) of topics.
+    All of numbering, encoding, retry, order across senders, doubles, gaps and failover live above it, once. So a driver
+    never retries a write, never drops or merges messages, never counts ids, and never waits without an end of its own,
+    except where a method says "waits": then the caller's cancellation ends the wait.
+
+What it raises
+    `BusUnavailable` when the bus cannot be reached or does not answer within the driver's own deadline, `BusRefused`
+    when it answered and said no; nothing else, whatever the vendor's library throws. A pipe or feed that raised either
+    is dead: nobody calls it again but for `aclose`, and a new one takes its place.
+
+Cancellation
+    Every method may be cancelled at any await. After a cancelled `read` the messages it did not return come with the
+    next one. After a cancelled `write` or `confirmed` the pipe is used no more, just as after trouble. `aclose`
+    finishes what must be finished within its bound even when it is cancelled.
+
+The prefix rule
+    What one pipe puts on the bus stands there in the order of its writes. What is missing is either a suffix of what
+    was written (`suffix_only`), or else a hole that the pipe reports as trouble. A driver claims `suffix_only` only
+    if a message that was refused, lost or timed out can never be followed by a later one of the same pipe, whatever
+    fails. Confirmed means: in every queue bound, or in the log, at that time, to the durability that the bus is set
+    to.
+
+Threads
+    Everything is called on the loop on which the bus was opened. A driver may use threads inside; no callback,
+    exception or object of the vendor's leaves it.
+
+Whoever passes `esp_pubsub.testing.conformance` is a driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, NamedTuple, Protocol
+
+Position = Any  # hashable; an int on a log, opaque on a queue
+Start = Literal["earliest", "latest"] | int | datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a bus offers. A driver claims only what the conformance suite has seen."""
+
+    suffix_only: bool
+    """What is missing of a pipe is always its end, whatever fails."""
+    replay: bool
+    """A feed may start anywhere that is still kept; positions are ints and `bounds` works."""
+    retained: bool
+    """`retain` and `retained` work."""
+    groups: bool
+    """Feeds may have a group: one reader at a time, a stored position and state."""
+    incarnation: bool
+    """A topic that was emptied or made anew shows as a Break with `incarnation`."""
+    requests: bool
+    """The bus is also a `Requests`."""
+    catalog: bool
+    """The bus is also a `Catalog`."""
+    max_message_bytes: int
+    """The largest message it takes."""
+
+
+class Message(NamedTuple):
+    """One message as it stands on the bus."""
+
+    position: Position
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """Continuity ended in front of what comes next: retention or a purge passed the reader, or it was away."""
+
+    reason: str
+    messages: int | None
+    """How many messages were passed over, None where nobody knows."""
+    incarnation: bool = False
+    """The topic is another one than before: nothing known of its sources holds any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a log holds now: positions first..end-1."""
+
+    first: int
+    end: int
+    incarnation: int | None
+
+
+class Pipe(Protocol):
+    """An ordered writer, used by one task, dead after the first trouble."""
+
+    async def write(self, frames: Sequence[bytes]) -> None:
+        """Put messages on the bus, in order. Returns when the bus took them over, which may be before they are
+        confirmed.
+
+        Waits while the bus applies back-pressure; a bus that does not answer at all is BusUnavailable within the
+        driver's deadline. Cancelled or failed: some prefix of what was written is or will be on the bus.
+        """
+
+    async def confirmed(self, past: int) -> int:
+        """How many messages of this pipe are confirmed, counted from its first, in order and without a hole.
+
+        Waits until that is more than `past`; raises when that can no longer happen. May be awaited while another task
+        is in `write`.
+        """
+
+    async def aclose(self) -> None:
+        """Let go of the pipe, confirmed or not, within a bound, whatever state the bus is in. Never raises BusError."""
+
+
+class Feed(Protocol):
+    """An ordered reader, used by one task, dead after the first trouble."""
+
+    state: bytes | None
+    """What was confirmed together with the group's position; set once `read` has returned messages."""
+
+    async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        """Messages in the order of the bus, at least one; more than one stay within both bounds.
+
+        Waits until there is something. With a group it also waits until this reader is the one that reads for it.
+        """
+
+    async def bounds(self) -> Bounds:
+        """What the log holds at this moment (capability `replay`)."""
+
+    async def release(self, positions: Sequence[Position]) -> None:
+        """Messages that will never be confirmed because nobody needs them: a queue lets them go, a log does nothing."""
+
+    async def confirm(self, position: Position | None, state: bytes) -> None:
+        """Store that every message up to and including `position` is done, together with `state` (capability `groups`).
+
+        None: nothing more is done in order, only `state` is stored.
+        The next reader of the group starts behind it and is handed `state`. State and position are stored in one step,
+        or the state first. A reader that is no longer the group's one moves nothing and gets BusUnavailable.
+        """
+
+    async def aclose(self) -> None:
+        """Stop reading; a group's next reader may go on at once. Bounded; never raises BusError."""
+
+
+class Bus(Protocol):
+    """One connection to one external system."""
+
+    capabilities: Capabilities
+
+    async def pipe(self, topic: str) -> Pipe:
+        """A new writer; makes the topic if the bus needs that."""
+
+    async def feed(self, topic: str, start: Start, group: str | None) -> Feed:
+        """A new reader. It is in place when this returns: what is written from then on, it reads.
+
+        `start` counts where a group has nothing stored, and where there is no group. A number is the position of the
+        first message wanted; one that is no longer kept gives a Break first, one beyond the end waits.
+        """
+
+    async def retain(self, topic: str, key: str, value: bytes | None) -> None:
+        """Keep a small last value (None: forget it); it is there for whoever asks once this has returned."""
+
+    async def retained(self, topic: str, key: str) -> bytes | None:
+        """The value retained last, None if there is none."""
+
+    async def aclose(self) -> None:
+        """Close what is still open, within a bound, whatever state the bus is in. Never raises BusError."""
+
+
+class Requests(Protocol):
+    """A role that a bus may also have: questions to whoever serves a topic."""
+
+    async def request(self, topic: str, data: bytes, timeout: float) -> bytes:
+        """Ask; exactly one server gets it, and the answer comes to this caller alone. NoAnswer after `timeout`
+        seconds.
+        """
+
+    async def serve(self, topic: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """Answer requests, one at a time, until cancelled. `answer` must not raise."""
+
+
+class Catalog(Protocol):
+    """A role that a bus may also have: what topics there are."""
+
+    async def topics(self) -> Sequence[str]:
+        """The names of all topics, sorted."""
+
+    async def purge(self, topic: str) -> None:
+        """Empty a topic. Its readers get a Break with `incarnation`; positions are not used again."""
