@@ -1,0 +1,389 @@
+"""The embedded bus: a log per topic in a directory, shared by the processes of one machine, with no server.
+
+Every topic has one order for all readers; a commit is all or nothing and acknowledged after it, so what is missing of a
+pipe is always its end (`suffix_only`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import lmdb
+
+from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Start
+from esp_pubsub.errors import BusRefused, BusUnavailable, Closed, NoAnswer
+
+from . import log, meta
+from .bell import Bells
+from .options import EmbeddedOptions
+from .place import prepare, topic_directory
+from .store import Store, close_store, open_store
+
+T = TypeVar("T")
+
+_META_MAP = 1 << 30
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CAPABILITIES = Capabilities(
+    suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=True, catalog=True,
+    max_message_bytes=65 << 20,
+)  # fmt: skip
+
+
+async def open_bus(options: EmbeddedOptions) -> EmbeddedBus:
+    """Open the directory of the options, making it if needed."""
+    root = await asyncio.to_thread(prepare, options.dir)
+    store = await _opened(root / "meta", _META_MAP, options)
+    return EmbeddedBus(root, options, store)
+
+
+async def _opened(path: Path, map_bytes: int, options: EmbeddedOptions) -> Store:
+    """Open a store in a thread; if the caller goes away meanwhile, it is closed again."""
+    opening = asyncio.get_running_loop().run_in_executor(
+        None, partial(open_store, path, map_bytes=map_bytes, disk=options.durability == "disk")
+    )
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close_opened)
+        raise
+    except (lmdb.Error, OSError) as e:
+        raise BusUnavailable(f"{path} cannot be opened: {e}") from e
+
+
+def _close_all(stores: Sequence[Store]) -> None:
+    for store in stores:
+        close_store(store)
+
+
+def _close_opened(opening: asyncio.Future[Store]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        close_store(opening.result())
+
+
+class EmbeddedBus:
+    """A `Bus`, `Requests` and `Catalog` over one directory."""
+
+    capabilities = _CAPABILITIES
+
+    def __init__(self, root: Path, options: EmbeddedOptions, store: Store) -> None:
+        self.options = options
+        self.meta = store
+        self.bells = Bells()
+        self._root = root
+        self._topics: dict[str, Store] = {}
+        self._opening = asyncio.Lock()
+        self._closed = False
+
+    async def topic(self, name: str) -> Store:
+        """The environment of a topic, opened or made and entered in the catalog."""
+        if self._closed:
+            raise Closed("the embedded bus was closed")
+        async with self._opening:
+            if name not in self._topics:
+                path = topic_directory(self._root, name)
+                store = await _opened(path, max(4 * self.options.ring_size, 1 << 30), self.options)
+                self._topics[name] = store
+                await store.write(log.begin, self.options.deadline)
+                await self.change_meta(lambda transaction: meta.add_topic(transaction, name))
+        return self._topics[name]
+
+    async def change_meta(self, function: Callable[[lmdb.Transaction], T]) -> T:
+        """A write to the meta environment."""
+        return await self.meta.write(function, self.options.deadline)
+
+    async def pipe(self, topic: str) -> EmbeddedPipe:
+        """See `Bus.pipe`."""
+        return EmbeddedPipe(await self.topic(topic), self.options)
+
+    async def feed(self, topic: str, start: Start, group: str | None) -> EmbeddedFeed:
+        """See `Bus.feed`."""
+        store = await self.topic(topic)
+        feed = EmbeddedFeed(self, store, topic, group)
+        feed.place(start)
+        return feed
+
+    async def retain(self, topic: str, key: str, value: bytes | None) -> None:
+        """See `Bus.retain`."""
+        await self.change_meta(lambda transaction: meta.retain(transaction, topic, key, value))
+
+    async def retained(self, topic: str, key: str) -> bytes | None:
+        """See `Bus.retained`."""
+        with self.meta.reading() as transaction:
+            return meta.retained(transaction, topic, key)
+
+    async def topics(self) -> Sequence[str]:
+        """See `Catalog.topics`."""
+        with self.meta.reading() as transaction:
+            return meta.topics(transaction)
+
+    async def purge(self, topic: str) -> None:
+        """See `Catalog.purge`."""
+        store = await self.topic(topic)
+        await store.write(log.empty, self.options.deadline)
+
+    async def request(self, topic: str, data: bytes, timeout: float) -> bytes:
+        """See `Requests.request`."""
+        number = secrets.token_bytes(16)
+        deadline = meta.boot_time() + timeout
+        bell = self.bells.watch(self.meta.bell)
+        try:
+            async with asyncio.timeout(timeout):
+                await self.change_meta(lambda t: meta.ask(t, topic, number, deadline, data))
+                while True:
+                    bell.clear()
+                    with self.meta.reading() as transaction:
+                        reply = meta.answered(transaction, number)
+                    if reply is not None:
+                        return reply
+                    await bell.wait()
+        except TimeoutError:
+            raise NoAnswer(f"nobody answered on {topic} within {timeout:g} s", topic=topic, timeout=timeout) from None
+        finally:
+            self.bells.unwatch(self.meta.bell, bell)
+            await self._last_words(lambda t: meta.forget_question(t, topic, number))
+
+    async def serve(self, topic: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """See `Requests.serve`."""
+        bell = self.bells.watch(self.meta.bell)
+        try:
+            while True:
+                bell.clear()
+                with self.meta.reading() as transaction:
+                    asked = meta.has_question(transaction, topic)
+                question = await self.change_meta(lambda t: meta.take_question(t, topic)) if asked else None
+                if question is None:
+                    await bell.wait()
+                    continue
+                await self._answer(question, await answer(question.data))
+        finally:
+            self.bells.unwatch(self.meta.bell, bell)
+
+    async def _answer(self, question: meta.Question, data: bytes) -> None:
+        await self.change_meta(lambda t: meta.answer(t, question, data))
+
+    async def _last_words(self, function: Callable[[lmdb.Transaction], None]) -> None:
+        """A write on the way out: it happens, soon, but nobody is kept waiting for it."""
+        with contextlib.suppress(BusUnavailable, BusRefused):
+            await asyncio.shield(asyncio.ensure_future(self.change_meta(function)))
+
+    async def aclose(self) -> None:
+        """See `Bus.aclose`."""
+        if self._closed:
+            return
+        self._closed = True
+        self.bells.close()
+        stores, self._topics = [*self._topics.values(), self.meta], {}
+        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close_all, stores))
+
+
+class EmbeddedPipe:
+    """A `Pipe`: each write is one commit, possibly together with others'; what was written is confirmed."""
+
+    def __init__(self, store: Store, options: EmbeddedOptions) -> None:
+        self._store = store
+        self._deadline = options.deadline
+        self._ring = log.Ring(options.ring_records, options.ring_size)
+        self._confirmed = 0
+        self._more = asyncio.Event()
+        self._closed = False
+
+    async def write(self, frames: Sequence[bytes]) -> None:
+        """See `Pipe.write`."""
+        if self._closed:
+            raise BusUnavailable("this pipe was closed")
+        if not frames:
+            return
+        too_large = max(map(len, frames))
+        if too_large > _CAPABILITIES.max_message_bytes:
+            raise BusRefused(f"a message of {too_large} bytes; the limit is {_CAPABILITIES.max_message_bytes}")
+        value = log.pack(frames, time.time_ns() // 1000)
+        await self._store.write(partial(log.append, value=value, count=len(frames), ring=self._ring), self._deadline)
+        self._confirmed += len(frames)
+        self._more.set()
+
+    async def confirmed(self, past: int) -> int:
+        """See `Pipe.confirmed`."""
+        while self._confirmed <= past:
+            if self._closed:
+                raise BusUnavailable("this pipe was closed")
+            self._more.clear()
+            await self._more.wait()
+        return self._confirmed
+
+    async def aclose(self) -> None:
+        """See `Pipe.aclose`."""
+        self._closed = True
+        self._more.set()
+
+
+class EmbeddedFeed:
+    """A `Feed`. Without a group it is in place at once; with one, when the group is ours."""
+
+    state: bytes | None = None
+
+    def __init__(self, bus: EmbeddedBus, store: Store, topic: str, group: str | None) -> None:
+        self._bus = bus
+        self._store = store
+        self._topic = topic
+        self._group = group
+        self._holder = secrets.token_hex(8)
+        self._generation = 0
+        self._renew_at = 0.0
+        self._position = 0
+        self._incarnation = 0
+        self._pending: list[Message | Break] = []
+        self._bell = bus.bells.watch(store.bell)
+        self._closed = False
+
+    def _info(self, transaction: lmdb.Transaction) -> log.Info:
+        found = log.info(transaction)
+        if found is None:
+            raise BusUnavailable(f"the topic {self._topic} is gone from the bus directory")
+        return found
+
+    def place(self, start: Start) -> None:
+        """Find the position to begin with; a number beyond the end waits there."""
+        with self._store.reading() as transaction:
+            found = self._info(transaction)
+            self._incarnation = found.incarnation
+            if isinstance(start, datetime):
+                micros = (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+                self._position = log.position_at(transaction, found, micros)
+            else:
+                self._position = found.first if start == "earliest" else found.next if start == "latest" else start
+
+    async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        """See `Feed.read`."""
+        if self._group is not None:
+            await self._hold_group()
+        while True:
+            if self._closed:
+                raise BusUnavailable("this feed was closed")
+            self._bell.clear()
+            found = self._read(max_messages, max_bytes)
+            if found:
+                return found
+            await self._wait()
+
+    def _read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        with self._store.reading() as transaction:
+            found = self._info(transaction)
+            if found.incarnation != self._incarnation:
+                self._incarnation, self._position = found.incarnation, found.first
+                return [Break("the topic was emptied or made anew", None, incarnation=True)]
+            if self._position < found.first:
+                passed, self._position = found.first - self._position, found.first
+                return [Break("the ring turned over before this was read", passed)]
+            if self._position >= found.next:
+                return ()
+            messages = log.read(transaction, self._position, max_messages, max_bytes)
+        self._position = messages[-1].position + 1
+        return messages
+
+    async def _wait(self) -> None:
+        """Until the bell rings; with a group, also until its lease wants to be extended."""
+        if self._group is None:
+            await self._bell.wait()
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._renew_at - meta.boot_time())):
+                await self._bell.wait()
+        await self._hold_group()
+
+    async def _hold_group(self) -> None:
+        """Be the group's reader: take it, waiting for it if need be, or extend its lease when that is due."""
+        if self._generation and meta.boot_time() < self._renew_at:
+            return
+        lease = self._bus.options.lease
+        if self._generation:
+            await self._bus.change_meta(
+                lambda t: meta.extend(t, self._topic, str(self._group), self._generation, lease)
+            )
+        else:
+            await self._take_group(str(self._group), lease)
+        self._renew_at = meta.boot_time() + lease / 3
+
+    async def _take_group(self, group: str, lease: float) -> None:
+        bell = self._bus.bells.watch(self._bus.meta.bell)
+        try:
+            while True:
+                bell.clear()
+                with self._bus.meta.reading() as transaction:
+                    record = meta.group(transaction, self._topic, group)
+                if meta.is_free(record):
+                    record = await self._bus.change_meta(
+                        lambda t: meta.acquire(t, self._topic, group, self._holder, lease)
+                    )
+                if record.holder == self._holder:
+                    self._resume(record)
+                    return
+                await _until_free(record, bell)
+        finally:
+            self._bus.bells.unwatch(self._bus.meta.bell, bell)
+
+    def _resume(self, record: meta.Group) -> None:
+        self._generation = record.generation
+        if record.position is not None:
+            self._position = record.position
+            self._incarnation = record.incarnation
+            self.state = record.state
+
+    async def bounds(self) -> Bounds:
+        """See `Feed.bounds`."""
+        with self._store.reading() as transaction:
+            found = self._info(transaction)
+        return Bounds(found.first, found.next, found.incarnation)
+
+    async def release(self, positions: Sequence[int]) -> None:
+        """See `Feed.release`: a log keeps everything."""
+
+    async def confirm(self, position: int | None, state: bytes) -> None:
+        """See `Feed.confirm`."""
+        group, generation, incarnation = str(self._group), self._generation, self._incarnation
+        following = None if position is None else position + 1
+        await self._bus.change_meta(
+            lambda t: meta.store(t, self._topic, group, generation, incarnation, following, state)
+        )
+
+    async def aclose(self) -> None:
+        """See `Feed.aclose`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._bell.set()
+        self._bus.bells.unwatch(self._store.bell, self._bell)
+        if self._generation:
+            with contextlib.suppress(BusUnavailable, BusRefused):
+                await asyncio.shield(
+                    asyncio.ensure_future(
+                        self._bus.change_meta(lambda t: meta.let_go(t, self._topic, str(self._group), self._generation))
+                    )
+                )
+
+
+async def _until_free(record: meta.Group, bell: asyncio.Event) -> None:
+    """Until the meta bell rings, the lease runs out, or the holder's process is gone."""
+    loop = asyncio.get_running_loop()
+    try:
+        pidfd = os.pidfd_open(record.pid)
+    except (OSError, AttributeError):  # gone already, another system, or not ours to see: the lease will tell
+        pidfd = -1
+    else:
+        loop.add_reader(pidfd, bell.set)
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.01, record.deadline - meta.boot_time())):
+                await bell.wait()
+    finally:
+        if pidfd >= 0:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)

@@ -1,0 +1,154 @@
+"""A topic as a log in LMDB: one key per batch of messages, positions counted from 0 for ever (embedded-storage facts).
+
+    key  b"\\0"                          value  INFO: version, incarnation, first, next, bytes
+    key  position of a batch's first     value  HEAD: time, n; then n lengths; then n messages
+         message, 8 bytes big endian
+
+All functions work inside a transaction that the caller owns. Whole batches are trimmed, in the transaction that
+appends, so a ring keeps its size; the batch just written always stays.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import lmdb
+
+from esp_pubsub.bus import Message
+from esp_pubsub.errors import BusRefused
+
+VERSION = 1
+_INFO_KEY = b"\0"
+_INFO = struct.Struct("<IQQQQ")
+_HEAD = struct.Struct("<QI")
+_KEY = struct.Struct(">Q")
+
+
+class Info(NamedTuple):
+    """What a log knows of itself: it holds positions first..next-1 in `size` bytes."""
+
+    incarnation: int
+    first: int
+    next: int
+    size: int
+
+
+class Ring(NamedTuple):
+    """How much a log keeps."""
+
+    records: int
+    size: int
+
+
+def info(transaction: lmdb.Transaction) -> Info | None:
+    """None for a log that nobody has begun."""
+    value = transaction.get(_INFO_KEY)
+    if value is None:
+        return None
+    version, *rest = _INFO.unpack(value)
+    if version != VERSION:
+        raise BusRefused(f"this bus directory was written by another version ({version}, this is {VERSION})")
+    return Info(*rest)
+
+
+def begin(transaction: lmdb.Transaction) -> Info:
+    """The log's info; a new log gets an incarnation nobody had before."""
+    found = info(transaction)
+    return found or _store(transaction, Info(_random(), 0, 0, 0))
+
+
+def _random() -> int:
+    return int.from_bytes(os.urandom(8), "little")
+
+
+def _store(transaction: lmdb.Transaction, new: Info) -> Info:
+    transaction.put(_INFO_KEY, _INFO.pack(VERSION, *new))
+    return new
+
+
+def pack(frames: Sequence[bytes], now: int) -> bytes:
+    """The value of a batch, built before the lock is taken. `now`: microseconds since the epoch."""
+    n = len(frames)
+    return b"".join((_HEAD.pack(now, n), struct.pack(f"<{n}I", *map(len, frames)), *frames))
+
+
+def append(transaction: lmdb.Transaction, value: bytes, count: int, ring: Ring) -> None:
+    """Put a packed batch at the end and trim the front to the ring."""
+    incarnation, first, end, size = begin(transaction)
+    transaction.put(_KEY.pack(end), value, append=True)
+    end += count
+    size += len(value)
+    if size > ring.size or end - first > ring.records:
+        cursor = transaction.cursor()
+        cursor.set_range(_KEY.pack(first))
+        while size > ring.size or end - first > ring.records:
+            batch = cursor.value()
+            n = _HEAD.unpack_from(batch)[1]
+            if first + n == end:
+                break
+            first += n
+            size -= len(batch)
+            cursor.delete()
+    _store(transaction, Info(incarnation, first, end, size))
+
+
+def empty(transaction: lmdb.Transaction) -> None:
+    """Purge: everything goes, a new incarnation begins, positions go on."""
+    old = begin(transaction)
+    cursor = transaction.cursor()
+    if cursor.set_range(_KEY.pack(0)):
+        while cursor.delete():
+            pass
+    _store(transaction, Info(_random(), old.next, old.next, 0))
+
+
+def read(transaction: lmdb.Transaction, position: int, max_messages: int, max_bytes: int) -> list[Message]:
+    """Messages from `position` on, which the log must still hold; none at its end. At least one, then within bounds."""
+    cursor = transaction.cursor()
+    if not _find(cursor, position):
+        return []
+    messages: list[Message] = []
+    size = 0
+    for key, value in cursor:
+        at_position = _KEY.unpack(key)[0]
+        n = _HEAD.unpack_from(value)[1]
+        lengths = struct.unpack_from(f"<{n}I", value, _HEAD.size)
+        at = _HEAD.size + 4 * n
+        batch = bytes(value)
+        for length in lengths:
+            if at_position >= position:
+                size += length
+                if messages and (size > max_bytes or len(messages) >= max_messages):
+                    return messages
+                messages.append(Message(at_position, batch[at : at + length]))
+            at += length
+            at_position += 1
+    return messages
+
+
+def _find(cursor: lmdb.Cursor, position: int) -> bool:
+    """Put the cursor on the batch that holds a position."""
+    key = _KEY.pack(position)
+    if cursor.set_range(key):
+        return bytes(cursor.key()) == key or (cursor.prev() and bytes(cursor.key()) != _INFO_KEY)
+    return bool(cursor.last()) and bytes(cursor.key()) != _INFO_KEY
+
+
+def position_at(transaction: lmdb.Transaction, found: Info, micros: int) -> int:
+    """The first position written at or after a time, by the clocks of its writers; the end if there is none."""
+    low, high = found.first, found.next
+    cursor = transaction.cursor()
+    while low < high:
+        middle = (low + high) // 2
+        if not _find(cursor, middle):
+            return found.next
+        base = _KEY.unpack(cursor.key())[0]
+        time, n = _HEAD.unpack_from(cursor.value())
+        if time < micros:
+            low = base + n
+        else:
+            high = base
+    return low
