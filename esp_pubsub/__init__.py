@@ -1,0 +1,83 @@
+"""Publish and subscribe to SAS-ESP-style event streams over swappable buses. See README.md for the ten lines."""
+
+from .address import Address
+from .client import Client
+from .errors import (
+    AddressError,
+    BadBody,
+    BadFrame,
+    BusError,
+    BusRefused,
+    BusUnavailable,
+    Closed,
+    ConfigError,
+    DeliveryUnknown,
+    EspError,
+    InputDiffers,
+    NoAnswer,
+    NoGroup,
+    NoPosition,
+    NotInstalled,
+    NotOffered,
+    Overrun,
+    SchemaDiffers,
+    SchemaError,
+    Stale,
+    TooLarge,
+    Unconfirmed,
+    ValueRefused,
+    WrongOrder,
+)
+from .events import Block, Event, EventFlag, Opcode
+from .lib import init, set_pubsub_lib, shutdown
+from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats
+from .schema import Field, FieldType, Schema
+from .subscriber import Subscriber, SubscriberOptions, SubscriberStats
+from .wire.frame import Limits
+
+__all__ = [
+    "Address",
+    "AddressError",
+    "BadBody",
+    "BadFrame",
+    "Block",
+    "BusError",
+    "BusRefused",
+    "BusUnavailable",
+    "Client",
+    "Closed",
+    "ConfigError",
+    "Delivery",
+    "DeliveryUnknown",
+    "EspError",
+    "Event",
+    "EventFlag",
+    "Field",
+    "FieldType",
+    "InputDiffers",
+    "Limits",
+    "NoAnswer",
+    "NoGroup",
+    "NoPosition",
+    "NotInstalled",
+    "NotOffered",
+    "Opcode",
+    "Overrun",
+    "Publisher",
+    "PublisherOptions",
+    "PublisherStats",
+    "Schema",
+    "SchemaDiffers",
+    "SchemaError",
+    "Stale",
+    "Subscriber",
+    "SubscriberOptions",
+    "SubscriberStats",
+    "TooLarge",
+    "Unconfirmed",
+    "ValueRefused",
+    "WrongOrder",
+    "init",
+    "set_pubsub_lib",
+    "shutdown",
+]

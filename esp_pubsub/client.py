@@ -1,0 +1,316 @@
+"""Client: opens a bus, owns its tasks, and hands out publishers and subscribers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Generator
+from datetime import datetime
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from .address import Address, Side, other_side
+from .bus import Bus, Catalog, Requests, Start
+from .config import load_options
+from .errors import Closed, ConfigError, NotOffered, SchemaDiffers, SchemaError, WrongOrder
+from .notices import Failure, Notice
+from .publisher import Publisher, PublisherOptions
+from .registry import driver
+from .schema import Schema
+from .subscriber import SCHEMA_KEY, Subscriber, SubscriberOptions
+
+_log = logging.getLogger("esp_pubsub")
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)
+
+
+class Home:
+    """The loop and the process that something belongs to."""
+
+    __slots__ = ("_forks", "_loop")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._forks = _forks
+
+    def check(self) -> None:
+        """WrongOrder anywhere else."""
+        if self._forks != _forks:
+            raise WrongOrder("this client was opened before a fork; open one in the child, or start it by spawn")
+        if asyncio.get_running_loop() is not self._loop:
+            raise WrongOrder("this client was opened on another event loop; open one on this loop (init is cheap)")
+
+
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
+T = TypeVar("T", bound=_Closable)
+
+
+class Opening(Generic[T]):
+    """What `init`, `publisher` and `subscriber` return: await it, or enter it with `async with`, which also closes."""
+
+    def __init__(self, opened: Callable[[], Awaitable[T]]) -> None:
+        self._open = opened
+        self._opened: T | None = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._once().__await__()
+
+    async def _once(self) -> T:
+        if self._opened is not None:
+            raise WrongOrder("this was opened already; call init, publisher or subscriber again for another one")
+        self._opened = await self._open()
+        return self._opened
+
+    async def __aenter__(self) -> T:
+        return await self._once()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        opened = self._opened
+        leave = getattr(opened, "__aexit__", None)
+        if leave is not None:
+            await leave(kind, error, trace)
+        elif opened is not None:
+            await opened.aclose()
+
+
+class Client:
+    """One connection to one bus, on one event loop. Made by `esp_pubsub.init`; close it, or use `async with`."""
+
+    def __init__(self, bus: Bus, on_notice: Callable[[Notice], None] | None) -> None:
+        self.bus = bus
+        self._home = Home()
+        self._on_notice = on_notice
+        self._open: dict[_Closable, None] = {}
+        self._closed = False
+        self._stop = asyncio.Event()
+        self._keeper: asyncio.Task[None]
+        self._tasks: asyncio.TaskGroup
+
+    async def start(self) -> None:
+        """Begin to own tasks. `init` calls this."""
+        started = asyncio.Event()
+        self._keeper = asyncio.create_task(self._keep_tasks(started), name="esp client")
+        await started.wait()
+
+    async def _keep_tasks(self, started: asyncio.Event) -> None:
+        """The owner of every task of this client. It is a task of its own because a TaskGroup belongs to one."""
+        async with asyncio.TaskGroup() as self._tasks:
+            started.set()
+            await self._stop.wait()
+
+    def publisher(
+        self, url: str, schema: Schema | str, *, side: Side | None = None, options: PublisherOptions | None = None,
+        on_notice: Callable[[Notice], None] | None = None,
+    ) -> Opening[Publisher]:  # fmt: skip
+        """A publisher to the window that `url` names. `side` is `in` unless the URL or this argument says otherwise.
+
+        Awaiting it raises BusUnavailable, BusRefused, or SchemaDiffers if the topic carries another schema.
+        """
+        address, topic = self._window(url, side, "in")
+        schema = schema if isinstance(schema, Schema) else Schema(schema)
+
+        async def opened() -> Publisher:
+            await self._claim_schema(topic, schema)
+            publisher = Publisher(
+                self._home, self.bus, address, topic, schema, options or PublisherOptions(), self._notifier(on_notice)
+            )
+            publisher.start(self._tasks)
+            self._open[publisher] = None
+            return publisher
+
+        return Opening(opened)
+
+    def subscriber(
+        self, url: str, schema: Schema | str | None = None, *, side: Side | None = None, start: Start | None = None,
+        group: str | None = None, options: SubscriberOptions | None = None,
+        on_notice: Callable[[Notice], None] | None = None,
+    ) -> Opening[Subscriber]:  # fmt: skip
+        """A subscriber to the window that `url` names. `side` is `out` unless the URL or this argument says otherwise.
+
+        `start`: earliest, latest, a position or an aware datetime; None: where the group left off, else earliest with a
+        group and latest without. Without `schema` it is the one that the topic's publisher retained.
+        """
+        address, topic = self._window(url, side, "out")
+        given = schema if isinstance(schema, Schema | None) else Schema(schema)
+        begin = start if start is not None else "earliest" if group is not None else "latest"
+        _check_start(begin)
+
+        async def opened() -> Subscriber:
+            self._check_offered(begin, group)
+            found = await self._topic_schema(topic, given)
+            subscriber = Subscriber(
+                self._home, self.bus, address, topic, schema=found, start=begin, group=group,
+                options=options or SubscriberOptions(), notify=self._notifier(on_notice),
+            )  # fmt: skip
+            await subscriber.open()
+            self._open[subscriber] = None
+            return subscriber
+
+        return Opening(opened)
+
+    def _window(self, url: str, side: Side | None, default: Side) -> tuple[Address, str]:
+        self._check()
+        address = Address.parse(url)
+        address.require_window()
+        return address, address.topic(side or address.options.side or default)
+
+    def _check(self) -> None:
+        self._home.check()
+        if self._closed:
+            raise Closed("this client is closed; call init for another one")
+
+    def _check_offered(self, start: Start, group: str | None) -> None:
+        offered = self.bus.capabilities
+        if group is not None and not offered.groups:
+            raise NotOffered("this bus has no groups: read without one", capability="groups")
+        if start != "latest" and group is None and not offered.replay:
+            raise NotOffered("this bus keeps nothing to read again: start is latest", capability="replay")
+
+    async def _claim_schema(self, topic: str, schema: Schema) -> None:
+        """Retain the topic's schema before anything is sent, and find out if somebody else was first with another."""
+        self._check()
+        bus = self.bus
+        if not bus.capabilities.retained:
+            return
+        if await bus.retained(topic, SCHEMA_KEY) is None:
+            await bus.retain(topic, SCHEMA_KEY, schema.text.encode())
+        await self._topic_schema(topic, schema)
+
+    async def _topic_schema(self, topic: str, given: Schema | None) -> Schema | None:
+        """The schema of a topic: as given, if the topic does not differ, else as retained; None while it has none."""
+        self._check()
+        if not self.bus.capabilities.retained:
+            if given is None:
+                raise SchemaError("this bus retains no schemas: pass schema=")
+            return given
+        text = await self.bus.retained(topic, SCHEMA_KEY)
+        if text is None:
+            if given is None and await self.bus.retained(other_side(topic), SCHEMA_KEY) is not None:
+                other = "in" if topic.endswith("/O") else "out"
+                raise SchemaError(
+                    f"nobody has published to {topic}, but somebody has to the other side of this window: "
+                    f"pass side={other!r}"
+                )
+            return given
+        found = Schema(text.decode())
+        if given is not None and given != found:
+            raise SchemaDiffers(
+                f"the schema given is {given}, the topic {topic} has {found}; use that, or purge the topic",
+                given=given.text,
+                retained=found.text,
+            )
+        return found
+
+    async def query_meta(self, url: str, timeout: float = 2.0) -> list[str]:
+        """What SAS's QueryMeta answers: `?get=schema` of a window, `?get=projects`, `queries`, `windows` and the like.
+
+        From what the bus retains; questions it cannot answer go to whoever serves the metadata topic: NoAnswer if
+        nobody.
+        """
+        from .requests import query
+
+        self._check()
+        return await query(self, Address.parse(url), timeout)
+
+    def requests(self) -> Requests:
+        """The bus's questions and answers. NotOffered where it has none."""
+        self._check()
+        if not self.bus.capabilities.requests:
+            raise NotOffered("this bus has no requests", capability="requests")
+        return cast(Requests, self.bus)
+
+    def catalog(self) -> Catalog:
+        """The bus's list of topics. NotOffered where it has none."""
+        self._check()
+        if not self.bus.capabilities.catalog:
+            raise NotOffered("this bus cannot list its topics", capability="catalog")
+        return cast(Catalog, self.bus)
+
+    def _notifier(self, own: Callable[[Notice], None] | None) -> Callable[[Notice], None]:
+        handler = own or self._on_notice
+
+        def notify(notice: Notice) -> None:
+            if handler is None:
+                log_notice(notice)
+                return
+            try:
+                handler(notice)
+            except Exception:  # noqa: BLE001, RUF100  # the user's code; a fault there must not end a subscription
+                _log.exception("on_notice failed for %s", notice)
+
+        return notify
+
+    def is_here(self) -> bool:
+        """Whether it is open and belongs to the running loop."""
+        try:
+            self._check()
+        except (WrongOrder, Closed):
+            return False
+        return True
+
+    async def aclose(self) -> None:
+        """Close publishers and subscribers, then the bus. Bounded; twice is harmless.
+
+        The first publisher that could not be flushed raises, after everything is closed.
+        """
+        if self._closed:
+            return
+        self._home.check()
+        self._closed = True
+        failures: list[Exception] = []
+        try:
+            for opened in reversed(self._open):
+                try:
+                    await opened.aclose()
+                except Exception as error:  # noqa: BLE001  # raised once everything is closed
+                    failures.append(error)
+        finally:
+            self._stop.set()
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+            await self.bus.aclose()
+        if failures:
+            raise failures[0]
+
+
+def _check_start(start: Any) -> None:
+    naive = isinstance(start, datetime) and start.tzinfo is None
+    negative = isinstance(start, int) and (isinstance(start, bool) or start < 0)
+    known = start in ("earliest", "latest") if isinstance(start, str) else isinstance(start, int | datetime)
+    if naive or negative or not known:
+        raise ConfigError(
+            f"start is 'earliest', 'latest', a position from 0 on, or a datetime with a time zone, not {start!r}"
+        )
+
+
+def log_notice(notice: Notice) -> None:
+    """What happens to a notice that nobody asked for: a gap is never silent."""
+    if isinstance(notice, Failure):
+        _log.warning("%s %s: %s", notice.failure, notice.code, notice.error)
+    else:
+        _log.warning("%s", notice)
+
+
+async def open_client(
+    bus: str,
+    config: str | os.PathLike[str] | None,
+    on_notice: Callable[[Notice], None] | None,
+    settings: dict[str, Any],
+) -> Client:
+    """Find the driver, read its options, open the bus."""
+    found = driver(bus)
+    options = await asyncio.to_thread(load_options, found.Options, section=bus, config=config, keywords=settings)
+    client = Client(await found.open_bus(options), on_notice)
+    await client.start()
+    return client

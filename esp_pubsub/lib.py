@@ -1,0 +1,60 @@
+"""SAS's three calls: SetPubsubLib, Init, Shutdown."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+from .client import Client, Opening, open_client
+from .notices import Notice
+from .registry import driver
+
+
+class _Choice(NamedTuple):
+    bus: str
+    config: str | os.PathLike[str] | None
+    settings: dict[str, Any]
+
+
+_choice = _Choice("embedded", None, {})
+_clients: WeakSet[Client] = WeakSet()
+
+
+def set_pubsub_lib(bus: str, config: str | os.PathLike[str] | None = None, **settings: Any) -> None:
+    """Choose the bus for every `init` that names none. Raises at once for an unknown name or a missing extra."""
+    global _choice
+    driver(bus)
+    _choice = _Choice(bus, config, settings)
+
+
+def init(
+    bus: str | None = None,
+    *,
+    config: str | os.PathLike[str] | None = None,
+    on_notice: Callable[[Notice], None] | None = None,
+    **settings: Any,
+) -> Opening[Client]:
+    """A client: `client = await init()`, or `async with init() as client`.
+
+    Without `bus`: the one of `set_pubsub_lib`, else the embedded bus. `config` names the bus's cfg file, `settings` are
+    its keys and win over the file. `on_notice` is told of gaps, reconnects and trouble; without it they are logged.
+    """
+    choice = _choice if bus in (None, _choice.bus) else _Choice(str(bus), None, {})
+
+    async def opened() -> Client:
+        client = await open_client(choice.bus, config or choice.config, on_notice, {**choice.settings, **settings})
+        _clients.add(client)
+        return client
+
+    return Opening(opened)
+
+
+async def shutdown() -> None:
+    """Close every client that is open on this loop, and forget the choice of `set_pubsub_lib`."""
+    global _choice
+    _choice = _Choice("embedded", None, {})
+    for client in list(_clients):
+        if client.is_here():
+            await client.aclose()

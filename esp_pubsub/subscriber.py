@@ -1,0 +1,372 @@
+"""Subscriber: feed -> accept rule -> bounded buffer -> async for.
+
+There is no task behind it: who asks for the next block reads the bus, decides what is delivered, and keeps the rest of
+what was read for the next call. So nothing is read ahead of the user but one read's worth, and a subscriber that is not
+asked costs nothing. A feed that died is replaced within the same call; what comes twice is dropped by the accept rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from .address import Address
+from .bus import Break, Bus, Feed, Message, Start
+from .errors import (
+    BadFrame,
+    BusRefused,
+    BusUnavailable,
+    Closed,
+    ConfigError,
+    NoGroup,
+    SchemaError,
+    Unconfirmed,
+    WrongOrder,
+)
+from .events import Block, View
+from .failover.accept import Accept, Dropped, Outcome
+from .failover.ledger import Ledger, furthest, parse_state
+from .notices import BadMessage, Failure, Missed, Notice, Reconnected, Skipped
+from .schema import Schema
+from .wire.frame import BEAT, BLOCK, LIMITS, Frame, Limits, parse
+
+if TYPE_CHECKING:
+    from .client import Home
+
+SCHEMA_KEY, RUNS_KEY = "schema", "runs"
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberOptions:
+    """What can be set on a subscriber."""
+
+    read_blocks: int = 1_000
+    """The most blocks taken from the bus at once; they wait in memory until they are asked for."""
+    read_bytes: int = 4 << 20
+    """The same in bytes; one larger block is read alone."""
+    unconfirmed: int = 100_000
+    """How many messages a group's reader may have read and not confirmed; then reading raises Unconfirmed."""
+    max_sources: int = 10_000
+    """How many sources are remembered; the one not seen for longest is forgotten first, and that is told."""
+    limits: Limits = LIMITS
+
+    def __post_init__(self) -> None:
+        for name in ("read_blocks", "read_bytes", "unconfirmed", "max_sources"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberStats:
+    """A subscriber at one moment."""
+
+    blocks: int = 0
+    events: int = 0
+    bytes: int = 0
+    missed: int = 0
+    skipped: int = 0
+    doubles: int = 0
+    stale: int = 0
+    diverged: int = 0
+    beats: int = 0
+    bad: int = 0
+    reconnects: int = 0
+    unconfirmed: int = 0
+
+
+class Subscriber:
+    """An async iterator of blocks from one topic. Made by `Client.subscriber`; used on that client's loop, by one
+    task.
+    """
+
+    def __init__(
+        self, home: Home, bus: Bus, address: Address, topic: str, *, schema: Schema | None, start: Start,
+        group: str | None, options: SubscriberOptions, notify: Callable[[Notice], None],
+    ) -> None:  # fmt: skip
+        self.address = address
+        self.topic = topic
+        self.group = group
+        self.schema = schema
+        self.options = options
+        self._home = home
+        self._bus = bus
+        self._notify = notify
+        self._schema_given = schema is not None
+        self._view = View(address.options.collapse, address.options.rmretdel)
+        self._start: Start = start
+        self._replay = bus.capabilities.replay
+        self._read_to: int | None = None
+        self._feed: Feed | None = None
+        self._resumed = False
+        self._accept = self._new_accept()
+        self._ledger = Ledger() if group is not None else None
+        self._ready: deque[Block] = deque()
+        self._to_release: list[Any] = []
+        self._taking = False
+        self._closed = False
+        self._last: Block | None = None
+        self._unstored = False
+        self._counts = dict.fromkeys(SubscriberStats.__slots__, 0)
+
+    def _new_accept(self) -> Accept:
+        return Accept(
+            suffix_only=self._bus.capabilities.suffix_only,
+            from_start=self._start in ("earliest", 0),
+            max_sources=self.options.max_sources,
+        )
+
+    async def open(self) -> None:
+        """Take the place on the topic: what is published from now on is seen. The client calls this."""
+        if not self._accept.from_start and self._bus.capabilities.retained:
+            runs = await self._bus.retained(self.topic, RUNS_KEY)
+            self._accept.joined_at_run = dict(msgpack.unpackb(runs, strict_map_key=False)) if runs else {}
+        self._feed = await self._bus.feed(self.topic, self._start, self.group)
+
+    def __aiter__(self) -> Subscriber:
+        return self
+
+    async def __anext__(self) -> Block:
+        """The next block. Waits without end; put it in `asyncio.timeout` for one. Cancelled: nothing is lost."""
+        if not self._ready:
+            await self._fill()
+        self._last = self._ready.popleft()
+        return self._last
+
+    async def batches(self, max_blocks: int | None = None) -> AsyncIterator[list[Block]]:
+        """An async iterator over lists of blocks: whatever has come, at least one, at most `max_blocks`."""
+        while True:
+            if not self._ready:
+                try:
+                    await self._fill()
+                except StopAsyncIteration:
+                    return
+            count = min(len(self._ready), max_blocks or len(self._ready))
+            batch = [self._ready.popleft() for _ in range(count)]
+            self._last = batch[-1]
+            yield batch
+
+    async def _fill(self) -> None:
+        """Read until there is a block. Every await leaves a state from which the next call goes on."""
+        self._home.check()
+        if self._closed:
+            raise Closed(f"the subscriber on {self.topic} is closed; open a new one")
+        if self._taking:
+            raise WrongOrder("two tasks read from one subscriber; give each its own")
+        self._taking = True
+        try:
+            while not self._ready:
+                if self._ledger is not None and len(self._ledger) > self.options.unconfirmed:
+                    raise Unconfirmed(
+                        f"{len(self._ledger)} messages of group {self.group!r} on {self.topic} are read and not "
+                        "confirmed; confirm blocks, raise `unconfirmed`, or read without a group",
+                        limit=self.options.unconfirmed,
+                    )
+                await self._step()
+        finally:
+            self._taking = False
+
+    async def _step(self) -> None:
+        """One read, its outcome, and what can be let go. A feed that dies is replaced by the next step."""
+        try:
+            feed = self._feed or await self._reopen()
+            messages = await feed.read(self.options.read_blocks, self.options.read_bytes)
+            if not self._resumed:
+                self._resume(feed)
+            if self.schema is None:
+                await self._find_schema(messages)
+            self._take(messages)
+            if self._to_release:
+                await feed.release(self._to_release)
+                self._to_release = []
+        except BusUnavailable as error:
+            await self._lose_feed(error)
+
+    async def _lose_feed(self, error: BusUnavailable) -> None:
+        if self._closed:
+            raise StopAsyncIteration from None
+        feed, self._feed = self._feed, None
+        self._to_release = []
+        if feed is not None:
+            self._notify(Failure("pubsubFail_SERVERDISCONNECT", "pubsubCode_READFAILED", error))
+            await feed.aclose()
+
+    async def _reopen(self) -> Feed:
+        """A new feed behind what was read, or, in a group, behind what was confirmed."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                start = self._start if self._read_to is None else self._read_to + 1
+                self._feed = await self._bus.feed(self.topic, start, self.group)
+                break
+            except BusUnavailable:
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        self._resumed = False
+        if not self._replay:
+            self._accept.redelivery()
+            if self._ledger is not None:
+                self._ledger.redelivery()
+        self._counts["reconnects"] += 1
+        self._notify(Reconnected(self.topic, f"reading goes on from {start}"))
+        return self._feed
+
+    def _resume(self, feed: Feed) -> None:
+        """Take up the state that the group stored with its position, once it is known."""
+        self._resumed = True
+        if self._ledger is not None and feed.state is not None:
+            accept = self._accept
+            accept.from_start, known = parse_state(feed.state)
+            accept.resume(furthest({number: (s.run, s.last, s.chain) for number, s in accept.sources.items()}, known))
+            self._ledger.known = furthest(self._ledger.known, known)
+
+    def _take(self, messages: Sequence[Message | Break]) -> None:
+        """Messages to blocks and notices. Nothing is awaited here."""
+        limits, receive, ledger = self.options.limits, self._accept.receive, self._ledger
+        for message in messages:
+            if isinstance(message, Break):
+                self._broken(message)
+                continue
+            position, data = message
+            if self._replay:
+                if self._read_to is not None and position <= self._read_to:
+                    continue  # a group's new feed begins where it confirmed; this we have
+                self._read_to = position
+            if ledger is not None:
+                ledger.arrived(position)
+            try:
+                frame = parse(data, position, limits)
+            except BadFrame as e:
+                self._bad(position, e.reason)
+                continue
+            if frame.kind not in (BLOCK, BEAT):
+                self._bad(position, f"a frame of kind {frame.kind} has no place on a topic of blocks")
+                continue
+            for outcome in receive(frame):
+                if outcome.__class__ is Frame:
+                    self._deliver(outcome)
+                else:
+                    self._tell(outcome)
+
+    def _deliver(self, frame: Frame) -> None:
+        counts = self._counts
+        counts["blocks"] += 1
+        counts["events"] += frame.count
+        counts["bytes"] += len(frame.data)
+        serial = self._ledger.delivered(frame) if self._ledger is not None else 0
+        self._ready.append(Block(frame, self.schema, self._view, serial))  # type: ignore[arg-type]  # see _find_schema
+
+    def _tell(self, outcome: Outcome) -> None:
+        if isinstance(outcome, Dropped):
+            self._drop(outcome)
+        elif not isinstance(outcome, Frame):
+            if isinstance(outcome, Missed):
+                self._counts["missed"] += outcome.last - outcome.first + 1
+            self._notify(outcome)
+
+    def _drop(self, dropped: Dropped) -> None:
+        position = dropped.frame.position
+        if dropped.why == "beyond":
+            self._bad(position, f"block {dropped.frame.id} is beyond the window of its settled {dropped.frame.settled}")
+            return
+        self._counts[_COUNTED[dropped.why]] += 1
+        self._let_go(position, dropped.frame)
+
+    def _bad(self, position: Any, reason: str) -> None:
+        self._counts["bad"] += 1
+        self._let_go(position)
+        self._notify(BadMessage(position, reason))
+
+    def _let_go(self, position: Any, frame: Frame | None = None) -> None:
+        if self._ledger is None or self._ledger.dropped(position, frame):
+            self._to_release.append(position)
+
+    def _broken(self, broken: Break) -> None:
+        self._counts["skipped"] += broken.messages or 0
+        self._notify(Skipped(broken.messages, broken.reason))
+        if broken.incarnation:
+            for frame in self._accept.restart(from_start=True):
+                self._let_go(frame.position)
+            self._start, self._read_to = "earliest", None
+            if self._ledger is not None:
+                self._ledger.restart()
+            if not self._schema_given:
+                self.schema = None
+
+    async def _find_schema(self, messages: Sequence[Message | Break] = ()) -> None:
+        """The topic's schema, which its publisher retained before it sent. Messages without one: SchemaError."""
+        text = await self._bus.retained(self.topic, SCHEMA_KEY) if self._bus.capabilities.retained else None
+        if text is not None:
+            self.schema = Schema(text.decode())
+        elif any(isinstance(message, Message) for message in messages):
+            raise SchemaError(f"there are blocks on {self.topic}, but no schema is retained: pass schema=")
+
+    async def confirm(self, block: Block | None = None) -> None:
+        """Store that this block and all delivered before it are done (default: the last one you were given).
+
+        The next reader of the group goes on behind it. Cumulative: confirming an earlier one again changes nothing.
+        Cancelled: it may or may not be stored. BusUnavailable: it is not, or another reader has taken over the group.
+        """
+        self._home.check()
+        if self._ledger is None:
+            raise NoGroup(f"the subscriber on {self.topic} has no group to confirm for; pass group=")
+        if self._closed:
+            raise Closed(f"the subscriber on {self.topic} is closed")
+        block = block or self._last
+        if block is not None:
+            self._unstored = self._ledger.confirm(block.serial) or self._unstored
+        if not self._unstored:
+            return
+        try:
+            if self._feed is None:
+                raise BusUnavailable(f"the link to {self.topic} is down; confirm again after the next block")
+            await self._feed.confirm(self._ledger.done, self._ledger.state(from_start=self._accept.from_start))
+            self._unstored = False
+        except BusUnavailable as error:
+            await self._lose_feed(error)
+            raise
+
+    async def seek(self, start: Start) -> None:
+        """Read on from another place; without a group. What was read and not yet asked for is dropped."""
+        self._home.check()
+        if self.group is not None:
+            raise WrongOrder("a group reads on from what it confirmed; to seek, read without a group")
+        if not self._replay:
+            raise BusRefused(f"{self.topic}: this bus keeps nothing to seek in")
+        feed = await self._bus.feed(self.topic, start, None)
+        old, self._feed, self._start, self._read_to = self._feed, feed, start, None
+        self._ready.clear()
+        self._accept = self._new_accept()
+        if old is not None:
+            await old.aclose()
+
+    @property
+    def stats(self) -> SubscriberStats:
+        """What was delivered, dropped and missed so far."""
+        counts = SubscriberStats(**self._counts)
+        return replace(counts, unconfirmed=len(self._ledger)) if self._ledger is not None else counts
+
+    async def aclose(self) -> None:
+        """Stop reading; a group's next reader may go on at once. Bounded; twice is harmless."""
+        if self._closed:
+            return
+        self._home.check()
+        self._closed = True
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            await feed.aclose()
+
+    async def __aenter__(self) -> Subscriber:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+
+_COUNTED = {"double": "doubles", "stale": "stale", "diverged": "diverged", "beat": "beats"}
