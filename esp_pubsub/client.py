@@ -13,7 +13,7 @@ from .address import Address, Side, other_side
 from .bus import Bus, Catalog, Requests, Start
 from .config import load_options
 from .errors import Closed, ConfigError, NotOffered, SchemaDiffers, SchemaError, WrongOrder
-from .notices import Failure, Notice
+from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Publisher, PublisherOptions
 from .registry import driver
 from .schema import Schema
@@ -299,7 +299,7 @@ def log_notice(notice: Notice) -> None:
     if isinstance(notice, Failure):
         _log.warning("%s %s: %s", notice.failure, notice.code, notice.error)
     else:
-        _log.warning("%s", notice)
+        _log.log(logging.INFO if isinstance(notice, Joined | NewRun | Reconnected) else logging.WARNING, "%s", notice)
 
 
 async def open_client(

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from .bus import Bus, Pipe
 from .errors import BusError, BusUnavailable
 from .failover.outbox import Outbox
-from .wire.frame import BEAT, WINDOW_BYTES, WINDOW_FRAMES, Sealed, frames, seal
+from .wire.frame import BEAT, SEALED_AT, WINDOW_BYTES, WINDOW_FRAMES, Sealed, frames, seal
 
 _BATCH_BLOCKS = 1_024
 _BATCH_BYTES = 1 << 20
@@ -121,7 +121,8 @@ class Sender:
             batch, first = [self._beat], self.settled
         if batch:
             self._written.append((first, batch))
-            self._written_bytes += sum(block.size for block in batch)
+            if not self._suffix_only:
+                self._written_bytes += _size(batch)
             self._outstanding.set()
         return batch
 
@@ -134,7 +135,7 @@ class Sender:
             return blocks, WINDOW_BYTES
         following = self._outbox.after(self.sent, 1, 0)
         bytes_left = WINDOW_BYTES - self._written_bytes
-        return (blocks, bytes_left) if following and following[0].size <= bytes_left else (0, 0)
+        return (blocks, bytes_left) if following and _size(following) <= bytes_left else (0, 0)
 
     async def _confirm(self, pipe: Pipe) -> None:
         done = 0
@@ -162,13 +163,18 @@ class Sender:
             taken, rest = batch[:confirmed], batch[confirmed:]
             confirmed -= len(taken)
             settled = max(settled, first + len(taken) - 1)
-            self._written_bytes -= sum(block.size for block in taken)
+            if not self._suffix_only:
+                self._written_bytes -= _size(taken)
             if rest:
                 self._written.appendleft((first + len(taken), rest))
         if settled > self.settled:
             self.settled = settled
             self._acked(settled)
         self._wake.set()
+
+
+def _size(blocks: list[Sealed]) -> int:
+    return sum(SEALED_AT + len(block.data) for block in blocks)
 
 
 def _first(group: ExceptionGroup[Exception]) -> Exception:

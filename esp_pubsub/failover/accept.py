@@ -53,6 +53,9 @@ class Source:
         self.diverged: dict[int, int] = {}
 
 
+_NOTHING = Source(-1, -1)
+
+
 class Accept:
     """The rule for one reader of one topic. Feed it frames in the order of the bus."""
 
@@ -66,14 +69,13 @@ class Accept:
         self.max_sources = max_sources
         self.joined_at_run: dict[int, int] = {}
         self.sources: dict[int, Source] = {}
-        self._plain: Source | None = None
+        self._plain = _NOTHING
 
     def receive(self, frame: Frame) -> tuple[Outcome, ...]:
         """What follows from one block or beat: frames to deliver (as they are), Dropped ones, and notices, in order."""
         source = self._plain
         if (
-            source is not None
-            and frame.link == source.chain
+            frame.link == source.chain
             and frame.id == source.last + 1
             and frame.source == source.number
             and frame.run == source.run
@@ -84,7 +86,7 @@ class Accept:
             return (frame,)
         outcome = tuple(self._receive(frame, self.sources.get(frame.source)))
         source = self.sources[frame.source]
-        self._plain = None if source.hold or source.joining or source.diverged else source
+        self._plain = _NOTHING if source.hold or source.joining or source.diverged else source
         return outcome
 
     def _receive(self, frame: Frame, source: Source | None) -> Iterator[Outcome]:
@@ -200,11 +202,11 @@ class Accept:
         self.sources.clear()
         self.joined_at_run.clear()
         self.from_start = from_start
-        self._plain = None
+        self._plain = _NOTHING
         return held
 
     def resume(self, positions: Mapping[int, tuple[int, int, int | None]]) -> None:
         """Go on from stored `source -> (run, last, chain)`."""
         for number, (run, last, chain) in positions.items():
             self.sources[number] = Source(number, run, last, chain)
-        self._plain = None
+        self._plain = _NOTHING

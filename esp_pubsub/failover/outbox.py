@@ -6,7 +6,7 @@ whether one more block fits. One block always fits into an empty outbox, whateve
 
 from __future__ import annotations
 
-from ..wire.frame import Sealed
+from ..wire.frame import SEALED_AT, Sealed
 
 
 class Outbox:
@@ -37,13 +37,13 @@ class Outbox:
         self._blocks[block.id] = block
         self.last = block.id
         self.chain = block.chain
-        self.bytes += block.size
+        self.bytes += SEALED_AT + len(block.data)
 
     def trim(self, past: int) -> None:
         """Let go of everything up to and including `past`."""
         blocks = self._blocks
         while self.first <= past and self.first <= self.last:
-            self.bytes -= blocks.pop(self.first).size
+            self.bytes -= SEALED_AT + len(blocks.pop(self.first).data)
             self.first += 1
 
     def after(self, id: int, max_blocks: int, max_bytes: int) -> list[Sealed]:
@@ -52,7 +52,7 @@ class Outbox:
         blocks, size = self._blocks, 0
         for number in range(max(id + 1, self.first), min(self.last, id + max_blocks) + 1):
             block = blocks[number]
-            size += block.size
+            size += SEALED_AT + len(block.data)
             if found and size > max_bytes:
                 break
             found.append(block)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from esp_pubsub.bus import Break, Bus, Capabilities, Feed, Message, Pipe, Start
-from esp_pubsub.errors import BusError, BusUnavailable
+from esp_pubsub.errors import BusError
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class Failed(AssertionError):
     """A check found that the driver does not keep the contract; the message says how."""
 
 
-class NotClaimed(Exception):  # noqa: N818, RUF100  # an outcome, not an error
+class NotClaimed(Exception):
     """The check does not apply: a capability is not claimed, or the system has no such hook."""
 
 
@@ -81,7 +81,12 @@ class Trial:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._stack.aclose()
+        try:
+            await self._stack.aclose()
+        except Exception:
+            if error is None:
+                raise
+            # What made the check fail says more than that closing failed too.
 
     def topic(self) -> str:
         """A fresh name."""
@@ -100,7 +105,9 @@ class Trial:
         """A pipe, of the trial's first connection unless told otherwise."""
         return await self.within("pipe", (bus or self._first).pipe(topic))
 
-    async def feed(self, topic: str, start: Start = "latest", *, group: str | None = None, bus: Bus | None = None) -> Feed:
+    async def feed(
+        self, topic: str, start: Start = "latest", *, group: str | None = None, bus: Bus | None = None
+    ) -> Feed:
         """A feed, of the trial's first connection unless told otherwise."""
         return await self.within("feed", (bus or self._first).feed(topic, start, group))
 
@@ -206,7 +213,7 @@ class Trial:
     async def cancelled(self, call: Awaitable[T], point: int, *, late: bool = False) -> T | None:
         """Cancel a call where it waits for the `point`th time; its result if it was not, or not any more.
 
-        `late` cancels when what it waits for has just happened, but the call has not heard of it: where results get lost.
+        `late` cancels when what it waits for has happened and the call has not heard of it: where results get lost.
         """
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(_coroutine(_CancelAt(call, point, late)))
@@ -222,34 +229,28 @@ class _CancelAt(Awaitable[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         task = asyncio.current_task()
-        assert task is not None
         steps = self._call.__await__()
-        step: Callable[[], Any] = lambda: next(steps)  # noqa: E731  # one name for send and throw
+        error: BaseException | None = None
         for number in itertools.count():
             try:
-                waits_for = step()
+                waits_for = steps.send(None) if error is None else steps.throw(error)
             except StopIteration as end:
                 result: T = end.value
                 return result
-            if number == self._point:
+            if number == self._point and task is not None:
                 self._arm(task, waits_for)
+            error = None
             try:
                 yield waits_for
-            except BaseException as error:  # noqa: BLE001  # handed on to the call, as `yield from` does
-                step = _throwing(steps, error)
-            else:
-                step = lambda: next(steps)  # noqa: E731
-        raise AssertionError("unreachable")
+            except BaseException as raised:  # noqa: BLE001  # handed on to the call, as `yield from` does
+                error = raised
+        raise AssertionError("a call without end")
 
     def _arm(self, task: asyncio.Task[Any], waits_for: Any) -> None:
         if self._late and waits_for is not None:
             waits_for.add_done_callback(lambda _: task.cancel())
         else:
             asyncio.get_running_loop().call_soon(task.cancel)
-
-
-def _throwing(steps: Generator[Any, Any, Any], error: BaseException) -> Callable[[], Any]:
-    return lambda: steps.throw(error)
 
 
 async def _coroutine(call: Awaitable[T]) -> T:
@@ -312,6 +313,13 @@ class Check:
             if not scope.expired():
                 raise
             raise Failed(f"the check had not ended after {context.limit:g} s") from None
+        except ExceptionGroup as group:
+            raise _first(group) from group
+
+
+def _first(error: Exception) -> Exception:
+    """The first error in a group of groups: the others mostly follow from it."""
+    return _first(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
 
 
 CHECKS: dict[str, Check] = {}
@@ -326,20 +334,3 @@ def check(*needs: str) -> Callable[[Body], Body]:
         return body
 
     return enter
-
-
-__all__ = [
-    "CHECKS",
-    "BusUnavailable",
-    "Check",
-    "Context",
-    "Failed",
-    "NotClaimed",
-    "Trial",
-    "check",
-    "is_in_order",
-    "numbered",
-    "require",
-    "same",
-    "short",
-]

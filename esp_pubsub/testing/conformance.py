@@ -70,14 +70,14 @@ class Report:
             lines.append(f"{result.outcome:8}{result.seconds:7.2f} s  {result.name}")
             if result.outcome != "passed":
                 lines.append(f"{'':19}{result.reason}")
-        counts = {outcome: 0 for outcome in ("passed", "failed", "skipped")}
+        counts = dict.fromkeys(("passed", "failed", "skipped"), 0)
         for result in self.results:
             counts[result.outcome] += 1
         return "\n".join([*lines, ", ".join(f"{count} {outcome}" for outcome, count in counts.items())])
 
 
 async def run(open_bus: Callable[[], Awaitable[Bus]], *, only: Iterable[str] | None = None, **settings: Any) -> Report:
-    """Carry out all checks, or `only` those named, one after the other. `settings` are the other fields of `Context`."""
+    """Carry out all checks, or `only` those named, one by one. `settings` are the other fields of `Context`."""
     context = Context(open_bus=open_bus, **settings)
     chosen = CHECKS.values() if only is None else [CHECKS[name] for name in only]
     return Report(tuple([await _result(check, context) for check in chosen]))

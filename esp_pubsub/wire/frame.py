@@ -4,7 +4,7 @@
      0     4  magic E5 50 42 01 (the last byte is the version)
      4     4  term                                          \
      8     8  settled                                        | written by the sender,
-    16     8  settled once more, every bit inverted          | anew at every write
+    16     8  settled once more                              | anew at every write
     24     8  sent-at, microseconds since the epoch, UTC    /
     32     4  link: the chain of the block before           \
     36     4  chain: crc32(bytes 40.., link)                 |
@@ -18,7 +18,7 @@
 
 `chain` is a digest of everything from byte 40 on, seeded with the chain of the block before, so it stands for all
 blocks 1..id: one crc over one run of bytes proves that the block is whole, how long it is, and where in the sequence
-it belongs. Of what stands in front, only `settled` decides anything, and it carries its own proof; term and sent-at
+it belongs. Of what stands in front, only `settled` decides anything, and it stands there twice; term and sent-at
 are for people. Kinds other than blocks are sealed the same way, with link 0.
 """
 
@@ -45,8 +45,7 @@ WINDOW_BYTES = 16 << 20
 
 _HEAD = struct.Struct("<4sIQQQII")
 _SEALED = struct.Struct("<BBHIQQQQ")
-_ALL = (1 << 64) - 1
-_SMALL = 1 << 16  # below this a message cannot be over any limit
+_SMALL, _FEW = 1 << 16, 32  # bytes and events up to which nothing can be over a limit
 _head = _HEAD.pack
 _seal = _SEALED.pack
 _unpack = HEADER.unpack_from
@@ -69,7 +68,7 @@ class Frame(NamedTuple):
 
     magic: bytes
     settled: int
-    unsettled: int
+    settled_again: int
     link: int
     chain: int
     kind: int
@@ -107,11 +106,6 @@ class Sealed(NamedTuple):
     chain: int
     data: bytes
 
-    @property
-    def size(self) -> int:
-        """The bytes it takes on the bus."""
-        return SEALED_AT + len(self.data)
-
 
 def seal(
     kind: int, body_kind: int = NO_BODY, flags: int = 0, count: int = 0, source: int = 0, run: int = 0, id: int = 0,
@@ -124,8 +118,7 @@ def seal(
 
 def frames(sealed: Iterable[Sealed], settled: int, sent_at: int, term: int = 0) -> list[bytes]:
     """The messages of one write; the volatile fields are the same for all of them."""
-    proof = settled ^ _ALL
-    return [_head(MAGIC, term, settled, proof, sent_at, link, chain) + data for _, link, chain, data in sealed]
+    return [_head(MAGIC, term, settled, settled, sent_at, link, chain) + data for _, link, chain, data in sealed]
 
 
 def parse(data: bytes, position: Any = None, limits: Limits = LIMITS) -> Frame:
@@ -136,14 +129,17 @@ def parse(data: bytes, position: Any = None, limits: Limits = LIMITS) -> Frame:
         raise BadFrame(_why(data, limits), reason=_why(data, limits)) from None
     if (
         fields[0] != MAGIC
-        or fields[1] ^ fields[2] != _ALL
+        or fields[1] != fields[2]
         or crc32(data[SEALED_AT:], fields[3]) != fields[4]
-        or fields[8] > len(data) - BODY_AT
-        or (len(data) > _SMALL and (len(data) - BODY_AT > limits.frame_bytes or fields[8] > limits.events))
+        or ((len(data) > _SMALL or fields[8] > _FEW) and _over(limits, len(data) - BODY_AT, fields[8]))
     ):
         reason = _why(data, limits)
         raise BadFrame(reason, reason=reason)
     return _new(Frame, fields + (data, position))  # noqa: RUF005  # twice as fast as unpacking
+
+
+def _over(limits: Limits, length: int, count: int) -> bool:
+    return length > limits.frame_bytes or count > limits.events or count > length
 
 
 def _why(data: bytes, limits: Limits) -> str:
@@ -155,9 +151,9 @@ def _why(data: bytes, limits: Limits) -> str:
     length = len(data) - BODY_AT
     if length < 0:
         return f"truncated: {len(data)} bytes, a header alone has {BODY_AT}"
-    _, settled, unsettled, link, chain, _, _, _, count, *_ = _unpack(data)
-    if settled ^ unsettled != _ALL:
-        return "settled does not match its inverse"
+    _, settled, settled_again, link, chain, _, _, _, count, *_ = _unpack(data)
+    if settled != settled_again:
+        return "the two copies of settled differ"
     if length > limits.frame_bytes:
         return f"a body of {length} bytes, the limit is {limits.frame_bytes}"
     if crc32(data[SEALED_AT:], link) != chain:

@@ -62,6 +62,8 @@ def _index(value: Any) -> int:
 def _double(value: Any) -> Any:
     if value is None:
         return None
+    if type(value) is float:
+        return value if value == value else _NAN
     if not isinstance(value, float):
         if isinstance(value, bool | str | bytes) or not (hasattr(value, "__index__") or hasattr(value, "dtype")):
             raise TypeError("a float or an integer")
@@ -73,14 +75,10 @@ def _double(value: Any) -> Any:
 
 
 def _string(value: Any) -> Any:
-    if value is None:
-        return None
+    if type(value) is str or value is None:
+        return value  # a lone surrogate is found when the body is packed
     if not isinstance(value, str):
         raise TypeError("a str")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise ValueError("text that UTF-8 can carry (it has a lone surrogate)") from None
     return str(value)
 
 
@@ -151,17 +149,16 @@ def _array(convert: Callable[[Any], Any], words: str) -> Callable[[Any], Any]:
     return convert_all
 
 
-def _exact_ints(code: str) -> Callable[[Column], bool]:
-    def exact(column: Column) -> bool:
-        if countOf(map(type, column), int) != len(column):
-            return False
-        try:
-            struct.pack(f"{len(column)}{code}", *column)
-        except struct.error:
-            return False
-        return True
+def _exact_int32(column: Column) -> bool:
+    try:
+        struct.pack(f"{len(column)}i", *column)
+    except struct.error:
+        return False
+    return countOf(map(type, column), int) == len(column)
 
-    return exact
+
+def _exact_int64(column: Column) -> bool:
+    return countOf(map(type, column), int) == len(column) and max(column) <= _INT64[1]  # packing finds what is too low
 
 
 def _exact_doubles(column: Column) -> bool:
@@ -174,7 +171,7 @@ def _exact_strings(column: Column) -> bool:
         "".join(column)
     except TypeError:
         return False
-    return True  # a lone surrogate is found when the body is packed
+    return True
 
 
 def _exact_blobs(column: Column) -> bool:
@@ -191,13 +188,13 @@ class _Type(NamedTuple):
 
 
 _TYPES = {
-    FieldType.INT32: _Type(_exact_ints("i"), _int(*_INT32)),
-    FieldType.INT64: _Type(_exact_ints("q"), _int(*_INT64)),
+    FieldType.INT32: _Type(_exact_int32, _int(*_INT32)),
+    FieldType.INT64: _Type(_exact_int64, _int(*_INT64)),
     FieldType.DOUBLE: _Type(_exact_doubles, _double),
     FieldType.STRING: _Type(_exact_strings, _string),
     FieldType.RSTRING: _Type(_exact_strings, _string),
-    FieldType.DATE: _Type(_exact_ints("q"), _moment(_SECOND, "seconds")),
-    FieldType.STAMP: _Type(_exact_ints("q"), _moment(_MICROSECOND, "microseconds")),
+    FieldType.DATE: _Type(_exact_int64, _moment(_SECOND, "seconds")),
+    FieldType.STAMP: _Type(_exact_int64, _moment(_MICROSECOND, "microseconds")),
     FieldType.MONEY: _Type(_never, _money),
     FieldType.BLOB: _Type(_exact_blobs, _blob),
     FieldType.ARRAY_INT32: _Type(_never, _array(_int(*_INT32), "int32 values")),
@@ -231,8 +228,11 @@ class RowCodec:
             raise TooLarge(f"a block has 1 to {limits.events} events, not {count}", size=count, limit=limits.events)
         try:
             body: bytes = self._pack((opcodes, flags, self._by_value(rows) if count < _FEW else self._by_column(rows)))
-        except UnicodeEncodeError:
-            body = self._pack((opcodes, flags, self._by_value(rows)))  # raises, and names the row
+        except OverflowError:
+            self._by_value(rows)  # raises, and names the row
+            raise
+        except UnicodeEncodeError as e:
+            raise self._refused_text(rows) from e
         if len(body) > limits.frame_bytes:
             raise TooLarge(
                 f"a block of {len(body)} bytes is over the limit of {limits.frame_bytes}; send fewer rows in one block",
@@ -287,10 +287,17 @@ class RowCodec:
                 return ValueRefused(text, row=number, field=field.name, value=value)
         return ValueRefused(f"row {number} cannot be read twice; pass tuples or lists", row=number, field="", value=row)
 
+    def _refused_text(self, rows: Sequence[Row]) -> EspError:
+        """The first text that UTF-8 cannot carry, by name."""
+        for number, row in enumerate(rows):
+            for field, value in zip(self.schema.fields, row, strict=True):
+                if isinstance(value, str) and value != value.encode(errors="replace").decode():
+                    text = f"row {number}, field {field.name!r} ({field.type}): {_shown(value)} has a lone surrogate"
+                    return ValueRefused(text, row=number, field=field.name, value=value)
+        return ValueRefused("a text with a lone surrogate", row=0, field="", value=None)
+
     def decode(self, body: bytes, count: int) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
         """Opcodes, flags and rows as tuples. Raises ValueError, whatever the bytes; memory stays in proportion."""
-        if len(body) < count * (self._width + 1):
-            raise ValueError(f"{len(body)} bytes cannot hold {count} rows of {self._width} fields")
         try:
             if count > _MANY:
                 opcodes, flags, rows = self._unpack_many(body, count)
@@ -300,7 +307,12 @@ class RowCodec:
                 )
         except (UnpackException, ValueError, TypeError) as e:
             raise ValueError(f"not a rows body: {e or type(e).__name__}") from None
-        if type(rows) is not tuple or len(rows) != count or not self._are_rows(rows):
+        if (
+            type(rows) is not tuple
+            or len(rows) != count
+            or countOf(map(type, rows), tuple) != count
+            or countOf(map(len, rows), self._width) != count
+        ):
             raise ValueError(f"not a rows body: it does not hold {count} rows of {self._width} fields")
         if type(opcodes) is not int or type(flags) is not int:
             for marks in (opcodes, flags):
@@ -308,13 +320,10 @@ class RowCodec:
                     raise ValueError("not a rows body: opcodes and flags are each one integer or one byte an event")
         return opcodes, flags, self._with_money(rows) if self._money else list(rows)
 
-    def _are_rows(self, rows: tuple[Any, ...]) -> bool:
-        if len(rows) == 1:
-            return type(rows[0]) is tuple and len(rows[0]) == self._width
-        return countOf(map(type, rows), tuple) == len(rows) and countOf(map(len, rows), self._width) == len(rows)
-
     def _unpack_many(self, body: bytes, count: int) -> tuple[Any, Any, tuple[Any, ...]]:
         """Row by row: a forged length inside one row cannot claim memory for a million."""
+        if len(body) < count * (self._width + 1):
+            raise ValueError(f"{len(body)} bytes cannot hold {count} rows of {self._width} fields")
         unpacker = Unpacker(
             use_list=False, max_buffer_size=len(body), max_array_len=self._longest, max_map_len=0, max_ext_len=0
         )

@@ -1,0 +1,269 @@
+"""Faults on demand: a Bus around any Bus that loses its link, delays, refuses, or never answers.
+
+    bus = Faults(await open_bus(options))
+    bus.refuse(3, hole=True)          # the third message written from now on is missing; its pipe says so
+    bus.hang("confirmed")             # no confirmation comes until heal()
+    bus.lose_link()                   # every pipe and feed is dead; new ones cannot be had until restore()
+
+Whatever it does, it keeps the contract of the seam: a pipe or feed that had trouble is dead, nothing is confirmed that
+is not on the bus, and a cancelled read loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, cast
+
+from esp_pubsub.bus import Bounds, Break, Bus, Catalog, Feed, Message, Pipe, Position, Requests, Start
+from esp_pubsub.errors import BusError, BusUnavailable
+
+T = TypeVar("T")
+
+Call = Literal["pipe", "feed", "write", "confirmed", "read", "confirm", "retain", "retained", "request"]
+"""The calls that can be delayed or hung."""
+
+
+class _Link:
+    """What is lost at one moment for all that was opened over it."""
+
+    def __init__(self) -> None:
+        self.lost = False
+        self._scopes: set[asyncio.Timeout] = set()
+
+    async def carry(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of a call, or BusUnavailable when the link is lost first."""
+        if self.lost:
+            raise _lost()
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._scopes.add(scope)
+                return await call()
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise _lost() from None
+        finally:
+            self._scopes.discard(scope)
+
+    def lose(self) -> None:
+        """End what is being carried, and all that comes."""
+        self.lost = True
+        for scope in self._scopes:
+            _expire(scope)
+
+
+def _lost() -> BusUnavailable:
+    return BusUnavailable("the link is lost (injected)")
+
+
+def _expire(scope: asyncio.Timeout) -> None:
+    """Let a timeout end now; one that has ended already is left alone."""
+    if not scope.expired():
+        scope.reschedule(asyncio.get_running_loop().time())
+
+
+@dataclass(slots=True)
+class _Refusal:
+    """The message that is refused, counted from the next one written, and how."""
+
+    index: int
+    hole: bool
+    error: BusError
+
+
+class _Plan:
+    """What is to go wrong, shared by everything of one `Faults`."""
+
+    def __init__(self) -> None:
+        self.delays: dict[str, float] = {}
+        self.hung: set[str] = set()
+        self.refusals: list[_Refusal] = []
+        self._healed = asyncio.Event()
+
+    async def carry(self, link: _Link, name: Call, call: Callable[[], Awaitable[T]]) -> T:
+        """A call over a link, held up as planned before it begins."""
+
+        async def held_up() -> T:
+            if name in self.delays:
+                await asyncio.sleep(self.delays[name])
+            while name in self.hung:
+                await self._healed.wait()
+            return await call()
+
+        return await link.carry(held_up)
+
+    def next_refusal(self, count: int) -> _Refusal | None:
+        """The refusal that hits the first of the next `count` messages that any does; the others come nearer."""
+        hit = min((r for r in self.refusals if r.index < count), key=lambda r: r.index, default=None)
+        if hit is not None:
+            self.refusals.remove(hit)
+        for refusal in self.refusals:
+            refusal.index = max(0, refusal.index - count)
+        return hit
+
+    def heal(self) -> None:
+        """Nothing goes wrong any more."""
+        self.delays.clear()
+        self.hung.clear()
+        self.refusals.clear()
+        self._healed.set()
+        self._healed = asyncio.Event()
+
+
+class Faults:
+    """A Bus around a Bus. Also a `Requests` and a `Catalog` where that one is."""
+
+    def __init__(self, inner: Bus) -> None:
+        self.inner = inner
+        self.capabilities = inner.capabilities
+        self._link = _Link()
+        self._plan = _Plan()
+
+    def lose_link(self) -> None:
+        """Every pipe and feed dies with BusUnavailable now, also where it waits; new ones cannot be had."""
+        self._link.lose()
+
+    def restore(self) -> None:
+        """New pipes and feeds can be had again; those that died stay dead."""
+        if self._link.lost:
+            self._link = _Link()
+
+    def delay(self, seconds: float, *calls: Call) -> None:
+        """From now on these calls begin so much later. `delay(0.5, "confirmed")` is a bus that confirms late."""
+        self._plan.delays.update(dict.fromkeys(calls, seconds))
+
+    def hang(self, *calls: Call) -> None:
+        """From now on these calls are not answered, until `heal` or the loss of the link.
+
+        A hung write does not reach the bus. With "confirmed" hung, what was written does, and nobody is told.
+        """
+        self._plan.hung.update(calls)
+
+    def refuse(self, message: int = 1, *, hole: bool = False, error: BusError | None = None) -> None:
+        """The nth message written from now on, over whichever pipe, does not reach the bus, and that pipe is dead.
+
+        With `hole` the messages behind it in the same write do reach the bus: what a bus may do that does not claim
+        `suffix_only`. The pipe raises `error`, by default BusUnavailable.
+        """
+        error = error or BusUnavailable("the message was refused (injected)")
+        self._plan.refusals.append(_Refusal(message - 1, hole, error))
+
+    def heal(self) -> None:
+        """No delay, no hang, no refusal from now on; what hangs goes on. A lost link stays lost."""
+        self._plan.heal()
+
+    async def pipe(self, topic: str) -> Pipe:
+        """See `Bus.pipe`."""
+        link = self._link
+        return _FaultyPipe(self._plan, link, await self._plan.carry(link, "pipe", lambda: self.inner.pipe(topic)))
+
+    async def feed(self, topic: str, start: Start, group: str | None) -> Feed:
+        """See `Bus.feed`."""
+        link = self._link
+        feed = await self._plan.carry(link, "feed", lambda: self.inner.feed(topic, start, group))
+        return _FaultyFeed(self._plan, link, feed)
+
+    async def retain(self, topic: str, key: str, value: bytes | None) -> None:
+        """See `Bus.retain`."""
+        await self._plan.carry(self._link, "retain", lambda: self.inner.retain(topic, key, value))
+
+    async def retained(self, topic: str, key: str) -> bytes | None:
+        """See `Bus.retained`."""
+        return await self._plan.carry(self._link, "retained", lambda: self.inner.retained(topic, key))
+
+    async def request(self, topic: str, data: bytes, timeout: float) -> bytes:
+        """See `Requests.request`. A delay comes on top of its timeout."""
+        inner = cast(Requests, self.inner)
+        return await self._plan.carry(self._link, "request", lambda: inner.request(topic, data, timeout))
+
+    async def serve(self, topic: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """See `Requests.serve`."""
+        await self._link.carry(lambda: cast(Requests, self.inner).serve(topic, answer))
+
+    async def topics(self) -> Sequence[str]:
+        """See `Catalog.topics`."""
+        return await self._link.carry(lambda: cast(Catalog, self.inner).topics())
+
+    async def purge(self, topic: str) -> None:
+        """See `Catalog.purge`."""
+        await self._link.carry(lambda: cast(Catalog, self.inner).purge(topic))
+
+    async def aclose(self) -> None:
+        """See `Bus.aclose`. No fault holds it up."""
+        await self.inner.aclose()
+
+
+class _FaultyPipe:
+    def __init__(self, plan: _Plan, link: _Link, inner: Pipe) -> None:
+        self._plan, self._link, self._inner = plan, link, inner
+        self._written = 0
+        self._good = 0  # with an error: how many messages stand on the bus before the one refused
+        self._error: BusError | None = None
+        self._waiting: asyncio.Timeout | None = None  # of `confirmed`
+
+    async def write(self, frames: Sequence[bytes]) -> None:
+        await self._plan.carry(self._link, "write", lambda: self._write(frames))
+
+    async def _write(self, frames: Sequence[bytes]) -> None:
+        if self._error is not None:
+            raise self._error
+        refusal = self._plan.next_refusal(len(frames))
+        if refusal is None:
+            self._written += len(frames)
+            await self._inner.write(frames)
+            return
+        at = refusal.index
+        passed = [*frames[:at], *(frames[at + 1 :] if refusal.hole else ())]
+        self._good, self._error = self._written + at, refusal.error
+        try:
+            await self._inner.write(passed)
+        finally:
+            if self._waiting is not None:
+                _expire(self._waiting)
+        raise refusal.error
+
+    async def confirmed(self, past: int) -> int:
+        return await self._plan.carry(self._link, "confirmed", lambda: self._confirmed(past))
+
+    async def _confirmed(self, past: int) -> int:
+        while self._error is None or past < self._good:
+            self._waiting = asyncio.timeout(None)
+            try:
+                async with self._waiting:
+                    count = await self._inner.confirmed(past)
+                return count if self._error is None else min(count, self._good)
+            except TimeoutError:
+                if self._waiting is not None and not self._waiting.expired():
+                    raise
+            finally:
+                self._waiting = None
+        raise self._error
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _FaultyFeed:
+    def __init__(self, plan: _Plan, link: _Link, inner: Feed) -> None:
+        self._plan, self._link, self._inner = plan, link, inner
+        self.state: bytes | None = None
+
+    async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        found = await self._plan.carry(self._link, "read", lambda: self._inner.read(max_messages, max_bytes))
+        self.state = self._inner.state
+        return found
+
+    async def bounds(self) -> Bounds:
+        return await self._link.carry(self._inner.bounds)
+
+    async def release(self, positions: Sequence[Position]) -> None:
+        await self._link.carry(lambda: self._inner.release(positions))
+
+    async def confirm(self, position: Position | None, state: bytes) -> None:
+        await self._plan.carry(self._link, "confirm", lambda: self._inner.confirm(position, state))
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
