@@ -29,6 +29,7 @@ from .errors import (
     WrongOrder,
 )
 from .events import Block, Event, EventFlag, Opcode
+from .failover.group import Failover, RoleChange
 from .lib import init, set_pubsub_lib, shutdown
 from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats
 from .schema import Field, FieldType, Schema
@@ -52,6 +53,7 @@ __all__ = [
     "EspError",
     "Event",
     "EventFlag",
+    "Failover",
     "Field",
     "FieldType",
     "InputDiffers",
@@ -66,6 +68,7 @@ __all__ = [
     "Publisher",
     "PublisherOptions",
     "PublisherStats",
+    "RoleChange",
     "Schema",
     "SchemaDiffers",
     "SchemaError",

@@ -61,6 +61,8 @@ class Capabilities:
     """The bus is also a `Catalog`."""
     max_message_bytes: int
     """The largest message it takes."""
+    deaths: bool = False
+    """The bus is also a `Deaths`."""
 
 
 class Message(NamedTuple):
@@ -187,3 +189,33 @@ class Catalog(Protocol):
 
     async def purge(self, topic: str) -> None:
         """Empty a topic. Its readers get a Break with `incarnation`; positions are not used again."""
+
+
+class Deaths(Protocol):
+    """A role that a bus of one machine may also have: to know at once that a process is gone."""
+
+    process: str
+    """What names this process to the others; they take it as it is."""
+
+    async def gone(self, process: str) -> None:
+        """Wait until the process of that name is gone; for ever, where that cannot be known."""
+
+
+class Election(Protocol):
+    """How the members of a failover group agree on who works. Progress and economy rest on it, safety does not.
+
+    One task calls `campaign`, then `watch`, then `resign` or `campaign` again, while `run` is a task beside it.
+    Trouble with the election's own service is never raised: it is "suspended", or a longer wait.
+    """
+
+    async def run(self) -> None:
+        """Whatever must happen all the while; ends by cancellation, and then leadership ends too."""
+
+    async def campaign(self) -> int:
+        """Wait until we lead; returns the term, a number that grows. Cancelled: we do not lead, nor will by this."""
+
+    async def watch(self) -> Literal["suspended", "lost"]:
+        """Wait until we lead no more, or can no longer know that we do."""
+
+    async def resign(self) -> None:
+        """Lead no more and let others go first. Bounded; without leadership nothing happens."""

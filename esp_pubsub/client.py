@@ -8,16 +8,20 @@ import os
 from collections.abc import Awaitable, Callable, Generator
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar, cast
+from weakref import WeakSet
+
+import msgpack
 
 from .address import Address, Side, other_side
 from .bus import Bus, Catalog, Requests, Start
 from .config import load_options
-from .errors import Closed, ConfigError, NotOffered, SchemaDiffers, SchemaError, WrongOrder
+from .errors import Closed, ConfigError, NotOffered, SchemaDiffers, SchemaError, Stale, WrongOrder
+from .failover.group import Failover
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Publisher, PublisherOptions
 from .registry import driver
 from .schema import Schema
-from .subscriber import SCHEMA_KEY, Subscriber, SubscriberOptions
+from .subscriber import RUNS_KEY, SCHEMA_KEY, Subscriber, SubscriberOptions
 
 _log = logging.getLogger("esp_pubsub")
 _forks = 0
@@ -91,7 +95,7 @@ class Client:
         self.bus = bus
         self._home = Home()
         self._on_notice = on_notice
-        self._open: dict[_Closable, None] = {}
+        self._open: WeakSet[_Closable] = WeakSet()
         self._closed = False
         self._stop = asyncio.Event()
         self._keeper: asyncio.Task[None]
@@ -110,12 +114,19 @@ class Client:
             await self._stop.wait()
 
     def publisher(
-        self, url: str, schema: Schema | str, *, side: Side | None = None, options: PublisherOptions | None = None,
+        self,
+        url: str,
+        schema: Schema | str,
+        *,
+        side: Side | None = None,
+        failover: Failover | None = None,
+        options: PublisherOptions | None = None,
         on_notice: Callable[[Notice], None] | None = None,
-    ) -> Opening[Publisher]:  # fmt: skip
+    ) -> Opening[Publisher]:
         """A publisher to the window that `url` names. `side` is `in` unless the URL or this argument says otherwise.
 
-        Awaiting it raises BusUnavailable, BusRefused, or SchemaDiffers if the topic carries another schema.
+        With `failover` it is one member of a group of publishers of the same blocks. Awaiting it raises BusUnavailable,
+        BusRefused, SchemaDiffers if the topic carries another schema, or Stale if its group has a higher run.
         """
         address, topic = self._window(url, side, "in")
         schema = schema if isinstance(schema, Schema) else Schema(schema)
@@ -123,13 +134,43 @@ class Client:
         async def opened() -> Publisher:
             await self._claim_schema(topic, schema)
             publisher = Publisher(
-                self._home, self.bus, address, topic, schema, options or PublisherOptions(), self._notifier(on_notice)
+                self._home,
+                self.bus,
+                address,
+                topic,
+                schema,
+                options or PublisherOptions(),
+                self._notifier(on_notice),
+                failover,
             )
+            if failover is not None:
+                await self._claim_run(topic, publisher.source, failover.run)
             publisher.start(self._tasks)
-            self._open[publisher] = None
+            self._open.add(publisher)
             return publisher
 
         return Opening(opened)
+
+    async def _claim_run(self, topic: str, source: int, run: int) -> None:
+        """Raise the run that is retained for a source, or find that ours is over."""
+        if not self.bus.capabilities.retained:
+            return
+        while True:
+            runs = await self._runs(topic)
+            current = runs.get(source, -1)
+            if current > run:
+                raise Stale(
+                    f"run {run} of this group on {topic} is over, the current one is {current}: pass a higher run",
+                    run=run,
+                    current=current,
+                )
+            if current == run:
+                return
+            await self.bus.retain(topic, RUNS_KEY, msgpack.packb({**runs, source: run}))
+
+    async def _runs(self, topic: str) -> dict[int, int]:
+        packed = await self.bus.retained(topic, RUNS_KEY)
+        return dict(msgpack.unpackb(packed, strict_map_key=False)) if packed else {}
 
     def subscriber(
         self, url: str, schema: Schema | str | None = None, *, side: Side | None = None, start: Start | None = None,
@@ -154,7 +195,7 @@ class Client:
                 options=options or SubscriberOptions(), notify=self._notifier(on_notice),
             )  # fmt: skip
             await subscriber.open()
-            self._open[subscriber] = None
+            self._open.add(subscriber)
             return subscriber
 
         return Opening(opened)
@@ -270,7 +311,7 @@ class Client:
         self._closed = True
         failures: list[Exception] = []
         try:
-            for opened in reversed(self._open):
+            for opened in list(self._open):
                 try:
                     await opened.aclose()
                 except Exception as error:  # noqa: BLE001  # raised once everything is closed

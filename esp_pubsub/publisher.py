@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import logging
 import secrets
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
 from .address import Address
 from .bus import Bus
 from .encode import Encoder
-from .errors import BusError, Closed, ConfigError, DeliveryUnknown, EspError
+from .errors import BusError, Closed, ConfigError, DeliveryUnknown, EspError, InputDiffers, Overrun, WrongOrder
 from .events import Opcode
+from .failover.control import Setup
+from .failover.group import Failover, Group, RoleChange
+from .failover.member import Member, Role
 from .failover.outbox import Outbox
 from .notices import Failure, Notice, Reconnected
 from .schema import Schema
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from .client import Home
 
 _log = logging.getLogger("esp_pubsub.publisher")
+_ROLES_KEPT = 100
 _YIELD_EVERY = 64  # injects that found room, before the loop gets a turn
 
 Outcome = Literal["acked", "covered"]
@@ -58,7 +63,7 @@ class PublisherOptions:
 
 @dataclass(frozen=True, slots=True)
 class PublisherStats:
-    """A publisher at one moment. Ids are those of the last block."""
+    """A publisher at one moment. Ids are those of the last block; role and what follows are a failover member's."""
 
     given: int
     sent: int
@@ -68,11 +73,17 @@ class PublisherStats:
     waiting_blocks: int
     waiting_bytes: int
     troubles: int
+    role: Role = "active"
+    term: int = 0
+    on_bus: int = 0
+    """How far the bus is known to hold the sequence."""
+    last_switch: RoleChange | None = None
 
 
 class Delivery:
-    """What became of one block: awaited, `"acked"`, or DeliveryUnknown past the ack timeout; then it may be awaited
-    again.
+    """What became of one block. Awaited: `acked`, or `covered` if another member of the failover group sent it.
+
+    Past the ack timeout it raises DeliveryUnknown: the block is still being tried, and may be awaited again.
     """
 
     __slots__ = ("_publisher", "id")
@@ -95,42 +106,82 @@ class Publisher:
     """
 
     def __init__(
-        self, home: Home, bus: Bus, address: Address, topic: str, schema: Schema, options: PublisherOptions,
+        self,
+        home: Home,
+        bus: Bus,
+        address: Address,
+        topic: str,
+        schema: Schema,
+        options: PublisherOptions,
         notify: Callable[[Notice], None],
-    ) -> None:  # fmt: skip
+        failover: Failover | None = None,
+    ) -> None:
         self.address = address
         self.topic = topic
         self.schema = schema
-        self.source = source_number(f"{topic}/{secrets.token_hex(8)}")
-        self.run = 0
+        self.source = source_number(f"{topic}/{failover.group if failover else secrets.token_hex(8)}")
+        self.run = failover.run if failover else 0
         self.options = options
         self._home = home
         self._notify = notify
         self._encode = Encoder(schema, options.body, options.limits).encode
-        self._outbox = Outbox(options.buffer_blocks, options.buffer_bytes)
+        self._outbox = Outbox(failover.buffer if failover else options.buffer_blocks, options.buffer_bytes)
         self._sender = Sender(
-            bus, topic, self._outbox,
-            source=self.source, run=self.run, stall=options.stall, acked=self._acked, trouble=self._trouble,
-        )  # fmt: skip
+            bus,
+            topic,
+            self._outbox,
+            source=self.source,
+            run=self.run,
+            stall=options.stall,
+            acked=self._acked,
+            trouble=self._trouble,
+        )
+        self._add = self._outbox.add
+        self._member: Member | None = None
+        self._group: Group | None = None
+        self._leaves_when_full = failover is not None and failover.overflow == "leave"
+        if failover is not None:
+            self._join_group(bus, failover)
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._failure: Exception | None = None
+        self._settled = 0
         self._line = asyncio.Lock()
         self._room = asyncio.Event()
         self._for_ack: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._asked = 0
+        self._turns = 0
         self._events = 0
         self._bytes = 0
         self._troubles = 0
-        self._turns = 0
-        self._asked = 0
+
+    def _join_group(self, bus: Bus, failover: Failover) -> None:
+        self._member = Member(
+            self.source,
+            self.run,
+            self._outbox,
+            suffix_only=bus.capabilities.suffix_only,
+            buffer=failover.buffer,
+        )
+        self._add = self._member.give
+        setup = Setup(self.topic, self.schema.text, self.options.body, "log")
+        self._group = Group(
+            bus,
+            self.address.control(failover.group),
+            setup,
+            self._member,
+            self._sender,
+            stall=self.options.stall,
+            told=self._told,
+        )
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to send. The client calls this."""
-        self._task = tasks.create_task(self._send(), name=f"esp sender {self.topic}")
+        self._task = tasks.create_task(self._work(), name=f"esp publisher {self.topic}")
 
-    async def _send(self) -> None:
+    async def _work(self) -> None:
         try:
-            await self._sender.run()
+            await (self._group or self._sender).run()
         except Exception as error:  # noqa: BLE001  # whatever it is, everybody who waits must hear of it
             self._fail(error)
 
@@ -154,27 +205,61 @@ class Publisher:
         self._turns += 1
         if self._turns % _YIELD_EVERY == 0:
             await asyncio.sleep(0)
+            self._check()
         outbox = self._outbox
         if self._line.locked() or not outbox.room(size):
-            async with self._line:
-                while not outbox.room(size):
-                    self._room.clear()
-                    await self._room.wait()
-                    self._check()
+            await self._wait_for_room(size)
         if transactional:
             marks |= TRANSACTIONAL
         id = outbox.last + 1  # from here on nothing is awaited
-        outbox.add(
-            seal(BLOCK, body_kind, marks, count, self.source, self.run, id, self.schema.fingerprint, outbox.chain, body)
+        block = seal(
+            BLOCK, body_kind, marks, count, self.source, self.run, id, self.schema.fingerprint, outbox.chain, body
         )
+        try:
+            self._add(block)
+        except InputDiffers as differs:
+            self._fail(differs)
+            raise
         self._events += count
         self._bytes += size
+        if self._group is not None:
+            self._group.tell()
         self._sender.wake()
         return Delivery(self, id)
 
+    async def _wait_for_room(self, size: int) -> None:
+        """First come, first served. When this returns there is room, until the caller awaits something."""
+        if self._leaves_when_full and self._group is not None and self._group.role != "active":
+            overrun = Overrun(
+                f"the standby buffer of {len(self._outbox)} blocks on {self.topic} is full; this member leaves"
+            )
+            self._fail(overrun)
+            raise overrun
+        async with self._line:
+            while not self._outbox.room(size):
+                self._room.clear()
+                await self._room.wait()
+                self._check()
+
     def _acked(self, id: int) -> None:
-        self._outbox.trim(id)
+        """The sender's blocks up to this one are on the bus."""
+        if self._member is not None and self._group is not None:
+            self._member.acked(id)
+            self._group.tell()
+        else:
+            self._outbox.trim(id)
+        self._advance(id)
+
+    def _told(self) -> None:
+        """The group knows more than before. A standby's block is covered once its chain was seen to be the bus's."""
+        if self._member is not None:
+            self._advance(min(self._member.m, self._member.agreed))
+
+    def _advance(self, id: int) -> None:
         self._room.set()
+        if id <= self._settled:
+            return
+        self._settled = id
         waiting = self._for_ack
         while waiting and waiting[0][0] <= id:
             _, _, future = heapq.heappop(waiting)
@@ -189,8 +274,12 @@ class Publisher:
         self._notify(Failure("pubsubFail_SERVERDISCONNECT", "pubsubCode_WRITEFAILED", error))
 
     def _fail(self, error: Exception) -> None:
-        self._failure = error
-        self._notify(Failure("pubsubFail_APIFAIL", "pubsubCode_WRITEEVENTS", error))
+        """Nothing more will be sent: everybody who waits is told, and so is whoever comes."""
+        if self._failure is None:
+            self._failure = error
+            self._notify(Failure("pubsubFail_APIFAIL", "pubsubCode_WRITEEVENTS", error))
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
         self._wake_all()
 
     def _wake_all(self) -> None:
@@ -202,63 +291,104 @@ class Publisher:
         self._for_ack.clear()
 
     async def delivered(self, id: int, timeout: float | None = None) -> Outcome:
-        """Wait until the block with this id is acknowledged. DeliveryUnknown past the timeout (or ack_timeout)."""
-        if id > self._outbox.last:
-            raise ValueError(f"no block has the id {id} yet; the last one given is {self._outbox.last}")
-        if id > self._sender.settled:
+        """Wait until the block with this id is on the bus. DeliveryUnknown past the timeout (or ack_timeout)."""
+        if not 1 <= id <= self._outbox.last:
+            raise ValueError(f"no block has the id {id}; the last one given is {self._outbox.last}")
+        if id > self._settled:
+            self._home.check()
             self._raise_failure()
-            future = asyncio.get_running_loop().create_future()
-            self._asked += 1
-            heapq.heappush(self._for_ack, (id, self._asked, future))
-            seconds = self.options.ack_timeout if timeout is None else timeout
-            try:
-                async with asyncio.timeout(seconds):
-                    await future
-            except TimeoutError:
-                raise DeliveryUnknown(
-                    f"block {id} on {self.topic} is not acknowledged after {seconds:g} s; it keeps its id and is still "
-                    "being tried: await the delivery again",
-                    id=id,
-                ) from None
-            if id > self._sender.settled:
-                self._raise_failure()
-                raise Closed(f"the publisher on {self.topic} was closed with block {id} not acknowledged", id=id)
-        return "acked"
+            await self._wait_for(id, self.options.ack_timeout if timeout is None else timeout)
+        if id > self._settled:
+            self._raise_failure()
+            raise Closed(f"the publisher on {self.topic} was closed before block {id} was acknowledged", id=id)
+        group = self._group
+        return "covered" if group is not None and (group.role != "active" or id <= group.took_over_at) else "acked"
+
+    async def _wait_for(self, id: int, seconds: float) -> None:
+        future = asyncio.get_running_loop().create_future()
+        self._asked += 1
+        heapq.heappush(self._for_ack, (id, self._asked, future))
+        try:
+            async with asyncio.timeout(seconds):
+                await future
+        except TimeoutError:
+            raise DeliveryUnknown(
+                f"block {id} on {self.topic} is not acknowledged after {seconds:g} s; it keeps its id and is still "
+                "being tried: await the delivery again",
+                id=id,
+            ) from None
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until every block that has an id is acknowledged. DeliveryUnknown names the first that is late."""
+        """Wait until every block that has an id is on the bus. DeliveryUnknown names the first that is late."""
         self._home.check()
-        if self._outbox.last <= self._sender.settled:
+        last = self._outbox.last
+        if last <= self._settled:
             return
         try:
-            await self.delivered(self._outbox.last, timeout)
+            await self.delivered(last, timeout)
         except DeliveryUnknown:
-            first, last = self._sender.settled + 1, self._outbox.last
+            first = self._settled + 1
             raise DeliveryUnknown(
                 f"blocks {first} to {last} on {self.topic} are not acknowledged in time", id=first, last=last
             ) from None
 
+    async def hand_over(self) -> None:
+        """Send what has an id, then let another member of the failover group lead; at once on a standby.
+
+        Without another member this one leads again after a while. Waits as long as the bus takes.
+        """
+        self._check()
+        if self._group is None:
+            raise WrongOrder(f"the publisher on {self.topic} is in no failover group; pass failover=")
+        await self._group.hand_over()
+
+    async def roles(self) -> AsyncIterator[RoleChange]:
+        """The role changes of this failover member from now on, as they happen; ends never, so leave the loop."""
+        if self._group is None:
+            raise WrongOrder(f"the publisher on {self.topic} is in no failover group; pass failover=")
+        changes: asyncio.Queue[RoleChange] = asyncio.Queue(_ROLES_KEPT)
+        self._group.subscribe(changes)
+        try:
+            while True:
+                yield await changes.get()
+        finally:
+            self._group.unsubscribe(changes)
+
     @property
     def stats(self) -> PublisherStats:
-        """What was given, sent and acknowledged so far."""
-        return PublisherStats(
-            given=self._outbox.last, sent=self._sender.sent, acked=self._sender.settled, events=self._events,
-            bytes=self._bytes, waiting_blocks=len(self._outbox), waiting_bytes=self._outbox.bytes,
+        """What was given, sent and acknowledged so far, and what this member is in its group."""
+        plain = PublisherStats(
+            given=self._outbox.last,
+            sent=self._sender.sent,
+            acked=self._settled,
+            events=self._events,
+            bytes=self._bytes,
+            waiting_blocks=len(self._outbox),
+            waiting_bytes=self._outbox.bytes,
             troubles=self._troubles,
-        )  # fmt: skip
+            on_bus=self._settled,
+        )
+        group, member = self._group, self._member
+        if group is None or member is None:
+            return plain
+        return replace(plain, role=member.role, term=group.term, on_bus=member.m, last_switch=group.last_switch)
 
     def _check(self) -> None:
         self._home.check()
         if self._closing:
             raise Closed(f"the publisher on {self.topic} is closed; open a new one")
-        self._raise_failure()
+        if self._failure is not None:
+            raise self._failure
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     async def aclose(self) -> None:
-        """Flush within `close_timeout`, then stop. DeliveryUnknown names what is not acknowledged. Idempotent."""
+        """Flush within `close_timeout`, then stop. DeliveryUnknown names what is not acknowledged. Idempotent.
+
+        An active failover member lets the next one lead; a standby waits for its blocks to be covered.
+        """
         if self._closing:
             return
         self._home.check()
@@ -266,6 +396,10 @@ class Publisher:
         try:
             if self._failure is None:
                 await self.flush(self.options.close_timeout)
+                if self._group is not None:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(self.options.close_timeout):
+                            await self._group.hand_over()
         finally:
             if self._task is not None:
                 self._task.cancel()

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import msgpack
-
 from .address import Address
 from .errors import BadFrame, EspError, NotOffered, SchemaError
 from .subscriber import SCHEMA_KEY
-from .wire.frame import MAP, REPLY, REQUEST, frames, parse, seal
+from .wire.frame import REPLY, REQUEST, frames, parse
+from .wire.maps import read_map, seal_map
 
 if TYPE_CHECKING:
     from .client import Client
 
 _DEPTH = {"projects": 0, "queries": 1, "windows": 2, "windows_sourceonly": 2}
-_MAX_MAP = 10_000
 
 
 async def query(client: Client, address: Address, timeout: float) -> list[str]:
@@ -77,15 +75,11 @@ async def serve(client: Client, topic: str, handler: Callable[[dict[str, Any]], 
 
 
 def _packed(kind: int, values: Mapping[str, Any]) -> bytes:
-    return frames([seal(kind, MAP, body=msgpack.packb(dict(values)))], 0, 0)[0]
+    return frames([seal_map(kind, values)], 0, 0)[0]
 
 
 def _unpacked(kind: int, data: bytes) -> dict[str, Any]:
     frame = parse(data)
-    try:
-        values = msgpack.unpackb(frame.body, max_array_len=_MAX_MAP, max_map_len=_MAX_MAP, max_ext_len=0)
-    except (ValueError, msgpack.UnpackException) as e:
-        raise BadFrame(f"the body is no map: {e}", reason="no map") from None
-    if frame.kind != kind or frame.body_kind != MAP or not isinstance(values, dict):
+    if frame.kind != kind:
         raise BadFrame(f"a frame of kind {frame.kind} where {kind} was expected", reason="wrong kind")
-    return values
+    return read_map(frame)

@@ -188,6 +188,17 @@ async def dead_pipe_stays_dead(t: Trial) -> None:
 
 
 @check()
+async def dead_pipe_confirms_no_more(t: Trial) -> None:
+    """`confirmed` raises when what it waits for can no longer come: also where it waits while a write is refused."""
+    pipe = await t.pipe(t.topic())
+    await t.put(pipe, [b"before"])
+    async with t.meanwhile(pipe.confirmed(1)) as waiting:
+        await _went(t, pipe.write([_oversized(t)]))
+        await t.raises(BusError, "confirmed of a dead pipe", waiting)
+    await t.within("aclose of a dead pipe", pipe.aclose())
+
+
+@check()
 async def prefix_rule_in_one_write(t: Trial) -> None:
     """One message of a write cannot go: what is on the bus is a prefix, or has a hole that the pipe reports."""
     topic = t.topic()
@@ -252,7 +263,7 @@ async def _check_prefix(t: Trial, sent: list[bytes], found: list[bytes], confirm
     require(confirmed <= whole, f"{confirmed} messages were confirmed in order, but only {whole} are on the bus")
     if t.capabilities.suffix_only:
         require(
-            whole == len(found), f"suffix_only is claimed, but {short(found[whole])} stands behind a missing message"
+            whole == len(found), f"suffix_only is claimed, but {short(found[whole:])} stands behind a missing message"
         )
 
 

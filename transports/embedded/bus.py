@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +21,7 @@ import lmdb
 from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, Closed, NoAnswer
 
-from . import log, meta
+from . import log, meta, processes
 from .bell import Bells
 from .options import EmbeddedOptions
 from .place import prepare, topic_directory
@@ -34,7 +33,7 @@ _META_MAP = 1 << 30
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CAPABILITIES = Capabilities(
     suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=True, catalog=True,
-    max_message_bytes=65 << 20,
+    max_message_bytes=65 << 20, deaths=True,
 )  # fmt: skip
 
 
@@ -129,6 +128,15 @@ class EmbeddedBus:
         """See `Catalog.purge`."""
         store = await self.topic(topic)
         await store.write(log.empty, self.options.deadline)
+
+    @property
+    def process(self) -> str:
+        """See `Deaths.process`."""
+        return processes.name()
+
+    async def gone(self, process: str) -> None:
+        """See `Deaths.gone`."""
+        await processes.gone(process)
 
     async def request(self, topic: str, data: bytes, timeout: float) -> bytes:
         """See `Requests.request`."""
@@ -372,18 +380,6 @@ class EmbeddedFeed:
 
 async def _until_free(record: meta.Group, bell: asyncio.Event) -> None:
     """Until the meta bell rings, the lease runs out, or the holder's process is gone."""
-    loop = asyncio.get_running_loop()
-    try:
-        pidfd = os.pidfd_open(record.pid)
-    except (OSError, AttributeError):  # gone already, another system, or not ours to see: the lease will tell
-        pidfd = -1
-    else:
-        loop.add_reader(pidfd, bell.set)
-    try:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.01, record.deadline - meta.boot_time())):
-                await bell.wait()
-    finally:
-        if pidfd >= 0:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
+    with contextlib.suppress(TimeoutError), processes.watched(record.process, bell.set):
+        async with asyncio.timeout(max(0.01, record.deadline - meta.boot_time())):
+            await bell.wait()

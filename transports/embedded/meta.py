@@ -11,17 +11,18 @@ whatever the former one still tries to store is refused.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
 import msgpack
 
 from esp_pubsub.errors import BusUnavailable
+
+from .processes import is_gone
+from .processes import name as name_of_process
 
 _TOPIC, _RETAINED, _GROUP, _QUESTION, _ANSWER = b"t", b"r", b"g", b"q", b"a"
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -34,24 +35,6 @@ def _key(letter: bytes, *names: str) -> bytes:
 def boot_time() -> float:
     """Seconds by a clock that every process of this machine shares; it also counts while the machine sleeps."""
     return time.clock_gettime(_BOOT_CLOCK)
-
-
-def process_started(pid: int) -> int | None:
-    """When a process began, to tell it from another one with the same pid. None: there is no such process; 0: not
-    told.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-        return int(text.rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        return 0
-    return 0
 
 
 # catalog
@@ -101,15 +84,14 @@ class Group(NamedTuple):
 
     generation: int
     holder: str
-    pid: int
-    started: int
+    process: str
     deadline: float
     incarnation: int
     position: int | None
     state: bytes | None
 
 
-_NOBODY = Group(0, "", 0, 0, 0.0, 0, None, None)
+_NOBODY = Group(0, "", "", 0.0, 0, None, None)
 
 
 def group(transaction: lmdb.Transaction, topic: str, name: str) -> Group:
@@ -125,7 +107,7 @@ def _put_group(transaction: lmdb.Transaction, topic: str, name: str, record: Gro
 
 def is_free(record: Group) -> bool:
     """Nobody reads for the group: it was let go, or its deadline passed, or its process is gone."""
-    return not record.holder or boot_time() > record.deadline or process_started(record.pid) != record.started
+    return not record.holder or boot_time() > record.deadline or is_gone(record.process)
 
 
 def acquire(transaction: lmdb.Transaction, topic: str, name: str, holder: str, lease: float) -> Group:
@@ -133,14 +115,10 @@ def acquire(transaction: lmdb.Transaction, topic: str, name: str, holder: str, l
     record = group(transaction, topic, name)
     if record.holder != holder and not is_free(record):
         return record
-    pid = os.getpid()
-    return _put_group(
-        transaction, topic, name,
-        record._replace(
-            generation=record.generation + 1, holder=holder, pid=pid, started=process_started(pid) or 0,
-            deadline=boot_time() + lease,
-        ),
-    )  # fmt: skip
+    taken = record._replace(
+        generation=record.generation + 1, holder=holder, process=name_of_process(), deadline=boot_time() + lease
+    )
+    return _put_group(transaction, topic, name, taken)
 
 
 def held(transaction: lmdb.Transaction, topic: str, name: str, generation: int) -> Group:
@@ -177,7 +155,7 @@ def let_go(transaction: lmdb.Transaction, topic: str, name: str, generation: int
     """Leave the group to the next reader, if it is still ours."""
     record = group(transaction, topic, name)
     if record.generation == generation:
-        _put_group(transaction, topic, name, record._replace(holder="", pid=0, started=0, deadline=0.0))
+        _put_group(transaction, topic, name, record._replace(holder="", process="", deadline=0.0))
 
 
 # requests

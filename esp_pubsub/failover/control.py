@@ -1,0 +1,195 @@
+"""The control topic of a group: beats and claims to and from the other members.
+
+It reads from a little before the end, so that a newcomer hears the last beats at once, and goes on through any trouble.
+What one member says of itself in a beat is compared by the others: members that are set up differently must not pass
+for one group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..bus import Bus, Feed, Message, Pipe
+from ..errors import BadFrame, BusUnavailable, ConfigError
+from ..wire.frame import BEAT, CLAIM, Sealed, frames, parse
+from ..wire.maps import read_map, seal_map
+
+_BACK = 256  # messages before the end with which a newcomer begins
+_PAUSE = 0.05
+_WRITE_DEADLINE = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the members of a group must have in common."""
+
+    topic: str
+    schema: str
+    body: str
+    election: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a member is. `process` is for the bus's death notices, `host` and `pid` are for people."""
+
+    name: str
+    nonce: int
+    process: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A leader's sign of life: its number in the term, and how far the sequence is."""
+
+    setup: Setup
+    identity: Identity
+    run: int
+    term: int
+    number: int
+    given: int
+    settled: int
+    chain: int | None
+    resigns: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A member wants to lead the next term; the last beat it read was `saw_number` of the member `saw_nonce`."""
+
+    identity: Identity
+    run: int
+    term: int
+    saw_nonce: int
+    saw_number: int
+
+
+def differences(ours: Setup, theirs: Setup) -> ConfigError | None:
+    """What two members should have in common and have not, both shown."""
+    pairs = [(key, value, getattr(theirs, key)) for key, value in asdict(ours).items() if value != getattr(theirs, key)]
+    if not pairs:
+        return None
+    text = "; ".join(f"{key}: ours {mine!r}, theirs {other!r}" for key, mine, other in pairs)
+    return ConfigError(f"another member of this failover group is set up differently: {text}", differences=pairs)
+
+
+class Control:
+    """One member's end of the control topic."""
+
+    def __init__(self, bus: Bus, topic: str, source: int, run: int, *, hear: Callable[[Beat | Claim], None]) -> None:
+        """`hear` is called with everything that is said on the topic, in order, our own words too."""
+        self.topic = topic
+        self.from_start = True
+        self._bus = bus
+        self._source = source
+        self._run = run
+        self._hear = hear
+        self._pipe: Pipe | None = None
+        self._line = asyncio.Lock()
+        self._read_to: int | None = None
+        self._end = 0
+        self.reading = asyncio.Event()
+
+    async def run(self) -> None:
+        """Read until cancelled. `reading` is set once what was there has been read, and cleared in trouble."""
+        try:
+            while True:
+                try:
+                    await self._read(await self._open())
+                except BusUnavailable:
+                    self.reading.clear()
+                    await asyncio.sleep(_PAUSE)
+        finally:
+            await self._drop_pipe()
+
+    async def _open(self) -> Feed:
+        if self._read_to is not None:
+            return await self._bus.feed(self.topic, self._read_to + 1, None)
+        if not self._bus.capabilities.replay:
+            self.from_start = False
+            return await self._bus.feed(self.topic, "latest", None)
+        feed = await self._bus.feed(self.topic, "latest", None)
+        try:
+            bounds = await feed.bounds()
+        finally:
+            await feed.aclose()
+        start = max(bounds.first, bounds.end - _BACK)
+        self.from_start = start == 0
+        self._read_to, self._end = start - 1, bounds.end
+        return await self._bus.feed(self.topic, start, None)
+
+    async def _read(self, feed: Feed) -> None:
+        try:
+            while True:
+                if self._read_to is None or self._read_to >= self._end - 1:
+                    self.reading.set()
+                for message in await feed.read(_BACK, 1 << 20):
+                    if isinstance(message, Message):
+                        if self._bus.capabilities.replay:
+                            self._read_to = message.position
+                        heard = self._parse(message.data)
+                        if heard is not None:
+                            self._hear(heard)
+        finally:
+            await feed.aclose()
+
+    def _parse(self, data: bytes) -> Beat | Claim | None:
+        """What a message says; None for anything foreign, which has no voice here."""
+        try:
+            frame = parse(data)
+            if frame.kind not in (BEAT, CLAIM):
+                return None
+            values = read_map(frame)
+            identity = Identity(**values.pop("identity"))
+            if frame.kind == CLAIM:
+                return Claim(identity=identity, run=frame.run, term=frame.term, **values)
+            setup = Setup(**values.pop("setup"))
+            return Beat(setup, identity, frame.run, frame.term, settled=frame.settled, **values)
+        except (BadFrame, TypeError, KeyError, AttributeError):
+            return None
+
+    async def beat(self, beat: Beat) -> None:
+        """Say that we live. BusUnavailable if the bus does not take and confirm it in time."""
+        values = {
+            "setup": asdict(beat.setup), "identity": asdict(beat.identity), "number": beat.number,
+            "given": beat.given, "chain": beat.chain, "resigns": beat.resigns,
+        }  # fmt: skip
+        await self._write(self._sealed(BEAT, values), beat.settled, beat.term)
+
+    async def claim(self, claim: Claim) -> None:
+        """Say that we want to lead. BusUnavailable as for a beat."""
+        values = {
+            "identity": asdict(claim.identity), "saw_nonce": claim.saw_nonce, "saw_number": claim.saw_number
+        }  # fmt: skip
+        await self._write(self._sealed(CLAIM, values), 0, claim.term)
+
+    def _sealed(self, kind: int, values: dict[str, Any]) -> Sealed:
+        return seal_map(kind, values, source=self._source, run=self._run)
+
+    async def _write(self, sealed: Sealed, settled: int, term: int) -> None:
+        """Through a pipe that is dropped after any trouble, a cancelled write included."""
+        message = frames([sealed], settled, time.time_ns() // 1000, term)
+        async with self._line:
+            try:
+                async with asyncio.timeout(_WRITE_DEADLINE):
+                    if self._pipe is None:
+                        self._pipe, self._written = await self._bus.pipe(self.topic), 0
+                    await self._pipe.write(message)
+                    self._written = await self._pipe.confirmed(self._written)
+            except TimeoutError:
+                await self._drop_pipe()
+                raise BusUnavailable(f"{self.topic} took no message within {_WRITE_DEADLINE:g} s") from None
+            except BaseException:
+                await self._drop_pipe()
+                raise
+
+    async def _drop_pipe(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            await pipe.aclose()

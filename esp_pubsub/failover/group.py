@@ -1,0 +1,380 @@
+"""The runner of a member: it follows the topic, campaigns when it may, and opens the gate of the sender while it leads.
+
+What is decided is decided in member.py; this file only brings it the news and carries out what follows. Whatever fails
+for good (another input, a higher run, another set-up) is raised out of `run`, and the publisher fails with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from .._news import News
+from ..bus import Bus, Deaths, Election, Message
+from ..errors import BadFrame, BusUnavailable, ConfigError
+from ..sender import Sender
+from ..wire.frame import BEAT, BLOCK, parse
+from .control import Beat, Claim, Control, Identity, Setup, differences
+from .log_election import LogElection
+from .member import Event, Member, Role
+
+_log = logging.getLogger("esp_pubsub.failover")
+_BACK = 10_000  # messages before the end in which a new member looks for its group's last block
+_PAUSE = 0.05
+_CATCH_UP = 1.0
+_POSITION_EVERY = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """How a publisher takes part in a failover group: `failover=Failover("feed")` on every member."""
+
+    group: str
+    run: int = 0
+    """A source's sequence begins anew with a higher run (for example 20261118); all members name the same."""
+    buffer: int = 10_000
+    """Blocks a standby keeps ready (SAS's numbufferedmsgs); it is never more than that ahead of the active."""
+    overflow: Literal["wait", "leave"] = "wait"
+    """What `inject` does on a standby whose buffer is full: wait, or leave the group with Overrun."""
+
+    def __post_init__(self) -> None:
+        if not self.group:
+            raise ConfigError("a failover group has a name")
+        if self.buffer < 1:
+            raise ConfigError(
+                f"buffer is at least 1, not {self.buffer}: a standby has to keep what it may have to send"
+            )
+        if not 0 <= self.run < 1 << 64:
+            raise ConfigError(f"run is a number from 0 to 2**64 - 1, not {self.run}")
+        if self.overflow not in ("wait", "leave"):
+            raise ConfigError(f"overflow is wait or leave, not {self.overflow!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """A member took another role."""
+
+    role: Role
+    event: Event
+    term: int
+    m: int
+    last: int
+    at: float
+
+
+class Group:
+    """One member of a failover group, at work."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        control_topic: str,
+        setup: Setup,
+        member: Member,
+        sender: Sender,
+        *,
+        stall: float,
+        told: Callable[[], None],
+    ) -> None:
+        """`told` is called whenever m, agreed or the role may have changed."""
+        self.term = 0
+        self.took_over_at = 0
+        self.last_switch: RoleChange | None = None
+        self._bus = bus
+        self._setup = setup
+        self._member = member
+        self._sender = sender
+        self._stall = stall
+        self._told = told
+        self._news = News()
+        self._topic = setup.topic
+        process = cast(Deaths, bus).process if bus.capabilities.deaths else ""
+        host, pid = socket.gethostname(), os.getpid()
+        self.identity = Identity(f"{host}:{pid}", secrets.randbits(63), process, host, pid)
+        self._control = Control(bus, control_topic, member.source, member.run, hear=self._hear)
+        log_election = LogElection(bus, self._control, self.identity, member.run, self._word)
+        self._election: Election = log_election
+        self._hear_election = log_election.hear
+        self._failure: Exception | None = None
+        self._followed: int | None = None
+        self._following = False
+        self._hand_over: asyncio.Future[None] | None = None
+        self._changes: set[asyncio.Queue[RoleChange]] = set()
+
+    async def run(self) -> None:
+        """Be a member until cancelled. Raises what ends the membership for good."""
+        _log.info("Hot failover state switched to standby: %s on %s", self.identity.name, self._topic)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._control.run())
+                tasks.create_task(self._election.run())
+                tasks.create_task(self._raise_failure())
+                while True:
+                    self.term = self._sender.term = await self._stand_by()
+                    event = await self._lead()
+                    self._step(event)
+                    if event in ("stalled", "handed over"):
+                        await self._election.resign()
+                    self._tell_handed_over()
+        except ExceptionGroup as group:
+            raise _first(group) from None
+        finally:
+            self._step("leave")
+
+    async def _raise_failure(self) -> None:
+        """What a callback found wrong for good, raised where it ends everything."""
+        while self._failure is None:
+            await self._news.wait()
+        raise self._failure
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._news.tell()
+
+    def tell(self) -> None:
+        """The member's outbox changed: it may have become eligible."""
+        self._news.tell()
+
+    @property
+    def role(self) -> Role:
+        """What this member is now."""
+        return self._member.role
+
+    # what is heard and seen
+
+    def _hear(self, said: Beat | Claim) -> None:
+        member = self._member
+        if said.identity.nonce != self.identity.nonce and said.run >= member.run and isinstance(said, Beat):
+            differ = differences(self._setup, said.setup)
+            if differ is not None and said.run == member.run:
+                self._fail(differ)
+                return
+            try:
+                member.heard(said.run, said.settled, said.chain)
+            except Exception as error:  # noqa: BLE001  # InputDiffers or Stale: the member leaves
+                self._fail(error)
+                return
+        if said.run == member.run:
+            self._hear_election(said)
+        self._told()
+        self._news.tell()
+
+    async def _follow(self) -> None:
+        """Read the topic while somebody else sends. Trouble is waited out: m stays too low, which is safe."""
+        while True:
+            try:
+                await self._follow_feed()
+            except BusUnavailable:
+                self._following = False
+                await asyncio.sleep(_PAUSE)
+
+    async def _follow_feed(self) -> None:
+        feed = await self._bus.feed(self._topic, await self._begin_at(), None)
+        self._member.rejoin()
+        try:
+            self._following = True
+            while True:
+                for message in await feed.read(1_000, 4 << 20):
+                    if isinstance(message, Message):
+                        self._see(message)
+                self._told()
+                self._news.tell()
+        finally:
+            self._following = False
+            await feed.aclose()
+
+    async def _begin_at(self) -> int | Literal["latest"]:
+        """A little before the end, so that the group's last block is found after a restart of all its members."""
+        if not self._bus.capabilities.replay:
+            return "latest"
+        feed = await self._bus.feed(self._topic, "latest", None)
+        try:
+            bounds = await feed.bounds()
+        finally:
+            await feed.aclose()
+        start = max(bounds.first, bounds.end - _BACK)
+        if self._followed is not None:
+            start = max(start, self._followed + 1)
+        return start
+
+    def _see(self, message: Message) -> None:
+        try:
+            frame = parse(message.data, message.position)
+        except BadFrame:
+            return
+        finally:
+            if self._bus.capabilities.replay:
+                self._followed = message.position
+        if frame.kind in (BLOCK, BEAT):
+            self._member.follow(frame)
+
+    # leading
+
+    async def _stand_by(self) -> int:
+        """Follow the topic until this member leads; returns the term."""
+        async with asyncio.TaskGroup() as tasks:
+            following = tasks.create_task(self._follow())
+            term = None
+            while term is None:
+                await self._until_eligible()
+                term = await self._campaign()
+            await self._catch_up()
+            following.cancel()
+        return term
+
+    async def _until_eligible(self) -> None:
+        while not (self._member.eligible and self._following and self._control.reading.is_set()):
+            try:
+                async with asyncio.timeout(_PAUSE):
+                    await self._news.wait()
+            except TimeoutError:
+                continue
+        self._step("eligible")
+
+    async def _campaign(self) -> int | None:
+        """Campaign while eligible; None when that ended first."""
+        campaign = asyncio.ensure_future(self._election.campaign())
+        try:
+            while not campaign.done():
+                if not self._member.eligible:
+                    self._step("ineligible")
+                    return None
+                news = asyncio.ensure_future(self._news.wait())
+                await asyncio.wait([campaign, news], return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+            return campaign.result()
+        finally:
+            campaign.cancel()
+
+    async def _catch_up(self) -> None:
+        """Read the topic to its present end, so that little is sent twice. Bounded: m too low is safe."""
+        if not self._bus.capabilities.replay:
+            return
+        try:
+            async with asyncio.timeout(_CATCH_UP):
+                feed = await self._bus.feed(self._topic, "latest", None)
+                try:
+                    end = (await feed.bounds()).end
+                finally:
+                    await feed.aclose()
+                while (self._followed or 0) < end - 1:
+                    await self._news.wait()
+        except (TimeoutError, BusUnavailable):
+            return
+
+    async def _lead(self) -> Event:
+        """Open the gate until leadership ends; says why it did."""
+        member, sender = self._member, self._sender
+        sender.settled = self.took_over_at = max(sender.settled, member.m)
+        _log.info(
+            "Standby sending buffered messages, last message id = %d, current message id = %d",
+            member.m,
+            member.outbox.last,
+        )
+        self._step("won")
+        async with asyncio.TaskGroup() as tasks:
+            sending = tasks.create_task(sender.run())
+            others = [
+                tasks.create_task(self._lost()),
+                tasks.create_task(self._stalled()),
+                tasks.create_task(self._handed_over()),
+            ]
+            background = [tasks.create_task(self._say_position()), tasks.create_task(self._synced(member.outbox.last))]
+            await asyncio.wait([sending, *others], return_when=asyncio.FIRST_COMPLETED)
+            ended = [task for task in others if task.done()]
+            for task in (sending, *others, *background):
+                task.cancel()
+        return ended[0].result()
+
+    async def _lost(self) -> Event:
+        return await self._election.watch()
+
+    async def _stalled(self) -> Event:
+        """Unsent work, and nothing acknowledged for `stall` seconds."""
+        while True:
+            before = self._sender.settled
+            await asyncio.sleep(self._stall)
+            if self._sender.settled == before and len(self._member.outbox) and self._member.outbox.first == before + 1:
+                return "stalled"
+
+    async def _handed_over(self) -> Event:
+        while self._hand_over is None:
+            await self._news.wait()
+        last = self._member.outbox.last
+        while self._sender.settled < last:
+            await self._news.wait()
+        return "handed over"
+
+    async def _synced(self, last: int) -> None:
+        while self._sender.settled < last:
+            await self._news.wait()
+        _log.info("Standby synced, current message id = %d", last)
+        _log.warning("Hot failover state switched to active: %s on %s", self.identity.name, self._topic)
+
+    async def _say_position(self) -> None:
+        """On every bus, with every election, the group's position is on the control topic at least once a second."""
+        number = 0
+        while not isinstance(self._election, LogElection):
+            number += 1
+            with contextlib.suppress(BusUnavailable):
+                await self._control.beat(self._word(self.term, number, False))
+            await asyncio.sleep(_POSITION_EVERY)
+
+    def _word(self, term: int, number: int, resigns: bool) -> Beat:
+        member = self._member
+        return Beat(
+            self._setup, self.identity, member.run, term, number, member.outbox.last, member.m,
+            member.chain_at(member.m), resigns,
+        )  # fmt: skip
+
+    # roles
+
+    def _step(self, event: Event) -> None:
+        if self._member.role == "left":
+            return
+        before = self._member.role
+        role = self._member.step(event)
+        self.last_switch = RoleChange(role, event, self.term, self._member.m, self._member.outbox.last, time.time())
+        if before == "active":
+            _log.warning("Hot failover state switched to %s (%s): %s", role, event, self.identity.name)
+        for queue in self._changes:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(self.last_switch)
+        self._told()
+        self._news.tell()
+
+    async def hand_over(self) -> None:
+        """Send what has an id, then let another member lead. Returns when that is done, or at once on a standby."""
+        if self._member.role != "active":
+            return
+        if self._hand_over is None:
+            self._hand_over = asyncio.get_running_loop().create_future()
+        self._news.tell()
+        await asyncio.shield(self._hand_over)
+
+    def _tell_handed_over(self) -> None:
+        done, self._hand_over = self._hand_over, None
+        if done is not None and not done.done():
+            done.set_result(None)
+
+    def subscribe(self, queue: asyncio.Queue[RoleChange]) -> None:
+        """Put every role change into a queue; a full one loses its oldest."""
+        self._changes.add(queue)
+
+    def unsubscribe(self, queue: asyncio.Queue[RoleChange]) -> None:
+        """Undo `subscribe`."""
+        self._changes.discard(queue)
+
+
+def _first(group: ExceptionGroup[Exception]) -> Exception:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, ExceptionGroup) else found

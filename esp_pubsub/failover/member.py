@@ -1,0 +1,162 @@
+"""One member of a failover group: what it knows, and what it may do with it. Pure: the runner is group.py.
+
+The theory (PROTOCOL 5)
+    All members build the same blocks from the same input: id and chain follow from the input alone. A sender begins at
+    some s <= m + 1 and goes on without a hole, where m is how far it *knows* that the bus holds the sequence for every
+    subscriber. So the first copy of a block always stands behind a copy of the one before it (or, where single messages
+    can be lost, is not settled until it does), and every reader drops what comes twice by its id. That is all: whoever
+    sends, and however many at once, each reader delivers 1, 2, 3, ...
+
+    Nothing of it rests on a clock, a lease, a fence or an election. Two members that both believe to lead cost doubles,
+    which nobody sees. m too low costs doubles as well. m too high would be a hole, so it is taken only from
+        what this member had acknowledged itself,
+        blocks that its own accept rule accepted: their id where a bus loses ends only, else their `settled`,
+        the `settled` of beats of the same run.
+    The election decides who saves the others the work, and sees to it that somebody works.
+
+    It does rest on equal input. Chains show where it is not: a member whose block has another chain than the one on the
+    bus leaves its group, with both named.
+
+Who may do what
+    standby      follows the topic, gives ids to its own blocks, keeps those past m, sends nothing
+    candidate    a standby that could go on where the bus stands, and campaigns
+    active       sends from m + 1
+    left         closed, or found out to differ; never comes back
+
+    Eligible to campaign is who has given ids up to m at least: then its outbox begins at m + 1 and no block is missing.
+    One restarted in the middle reads its input from the start and catches up first.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..errors import InputDiffers, Stale
+from ..wire.frame import Frame, Sealed
+from .accept import Accept, Dropped
+from .outbox import Outbox
+
+Role = Literal["standby", "candidate", "active", "left"]
+Event = Literal["eligible", "ineligible", "won", "lost", "suspended", "stalled", "handed over", "leave"]
+
+TABLE: dict[tuple[Role, Event], Role] = {
+    ("standby", "eligible"): "candidate",
+    ("candidate", "ineligible"): "standby",
+    ("candidate", "won"): "active",
+    ("active", "lost"): "standby",
+    ("active", "suspended"): "standby",
+    ("active", "stalled"): "standby",
+    ("active", "handed over"): "standby",
+    ("standby", "leave"): "left",
+    ("candidate", "leave"): "left",
+    ("active", "leave"): "left",
+}
+
+
+class Member:
+    """What a member knows. `m`: see above; `agreed`: the highest id at which its chain was seen to equal the bus's."""
+
+    def __init__(self, source: int, run: int, outbox: Outbox, *, suffix_only: bool, buffer: int) -> None:
+        """`buffer`: how many ids back chains are kept, of its own blocks and of those on the bus."""
+        self.source = source
+        self.run = run
+        self.outbox = outbox
+        self.role: Role = "standby"
+        self.m = 0
+        self.agreed = 0
+        self._suffix_only = suffix_only
+        self._buffer = buffer
+        self._given: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
+        self._accept = self._new_accept()
+
+    def _new_accept(self) -> Accept:
+        return Accept(suffix_only=self._suffix_only, from_start=False)
+
+    @property
+    def eligible(self) -> bool:
+        """It could go on where the bus stands."""
+        return self.outbox.first <= self.m + 1 and self.outbox.last >= self.m
+
+    def step(self, event: Event) -> Role:
+        """Take a transition of the table. KeyError for one that is not in it."""
+        self.role = TABLE[self.role, event]
+        return self.role
+
+    def give(self, block: Sealed) -> None:
+        """A block of our own input has its id. Raises InputDiffers if the bus has another one under it."""
+        self.outbox.add(block)
+        _keep(self._given, block.id, block.chain, self._buffer)
+        if block.id in self._seen:
+            self._compare(block.id, block.chain, self._seen[block.id])
+        if block.id <= self.m:
+            self.outbox.trim(self.m)
+
+    def acked(self, id: int) -> None:
+        """The bus confirmed what we sent, up to this id."""
+        self._advance(id)
+
+    def follow(self, frame: Frame) -> None:
+        """A frame of the topic, in the order of the bus. Raises InputDiffers, or Stale for a higher run."""
+        if frame.source != self.source or frame.run < self.run:
+            return
+        self._refuse_higher(frame.run)
+        for outcome in self._accept.receive(frame):
+            if isinstance(outcome, Frame):
+                _keep(self._seen, outcome.id, outcome.chain, self._buffer)
+                if outcome.id in self._given:
+                    self._compare(outcome.id, self._given[outcome.id], outcome.chain)
+                self._advance(outcome.id if self._suffix_only else min(outcome.settled, outcome.id))
+            elif isinstance(outcome, Dropped) and outcome.why == "beat":
+                self._advance(outcome.frame.settled)
+
+    def heard(self, run: int, settled: int, chain: int | None) -> None:
+        """A beat on the control topic: `settled`, and the chain of that block if its sender still knew it."""
+        if run < self.run:
+            return
+        self._refuse_higher(run)
+        if chain is not None and settled:
+            _keep(self._seen, settled, chain, self._buffer)
+            if settled in self._given:
+                self._compare(settled, self._given[settled], chain)
+        self._advance(settled)
+
+    def rejoin(self) -> None:
+        """The topic is read anew from another place: what was accepted so far says nothing of what comes next."""
+        self._accept = self._new_accept()
+
+    def chain_at(self, id: int) -> int | None:
+        """The chain of a block, ours or the bus's, if it is still known."""
+        return self._given.get(id, self._seen.get(id))
+
+    def _refuse_higher(self, run: int) -> None:
+        if run > self.run:
+            raise Stale(f"run {run} of this group replaced ours, {self.run}", run=self.run, current=run)
+
+    def _compare(self, id: int, ours: int, theirs: int) -> None:
+        if ours != theirs:
+            raise InputDiffers(
+                f"block {id} of our input has the chain {ours:08x}, the one on the bus {theirs:08x}: the members of "
+                "this group do not build the same blocks (another input, order, block size or schema)",
+                id=id,
+                ours=ours,
+                theirs=theirs,
+            )
+        self.agreed = max(self.agreed, id)
+
+    def _advance(self, id: int) -> None:
+        if id > self.m:
+            self.m = id
+            self.outbox.trim(id)
+
+
+def _keep(chains: dict[int, int], id: int, chain: int, most: int) -> None:
+    chains[id] = chain
+    if len(chains) > most:
+        del chains[next(iter(chains))]
+
+
+def diagram() -> str:
+    """The transition table as a Mermaid state diagram; the docs show what this returns."""
+    lines = [f"    {before} --> {after}: {event}" for (before, event), after in TABLE.items()]
+    return "\n".join(["stateDiagram-v2", "    [*] --> standby", *lines, "    left --> [*]"])
