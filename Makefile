@@ -5,7 +5,7 @@ PY := .venv/bin/python
 .PHONY: demo test check bench fuzz
 
 demo: .venv/ready
-	$(PY) -m tests.demo
+	$(PY) -m esp_pubsub.cli.demo
 
 test: .venv/ready
 	$(PY) -m pytest

@@ -1,0 +1,1 @@
+"""Programs: what can be done with the SDK from a shell."""
