@@ -200,6 +200,9 @@ class Deaths(Protocol):
     async def gone(self, process: str) -> None:
         """Wait until the process of that name is gone; for ever, where that cannot be known."""
 
+    async def end(self, process: str) -> bool:
+        """Kill the process of that name, and no other one whatever its number; False where that cannot be done."""
+
 
 class Election(Protocol):
     """How the members of a failover group agree on who works. Progress and economy rest on it, safety does not.

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 from .address import Address
 from .bus import Bus
 from .encode import Encoder
-from .errors import BusError, Closed, ConfigError, DeliveryUnknown, EspError, InputDiffers, Overrun, WrongOrder
+from .errors import (
+    BusError,
+    BusUnavailable,
+    Closed,
+    ConfigError,
+    DeliveryUnknown,
+    EspError,
+    InputDiffers,
+    Overrun,
+    WrongOrder,
+)
 from .events import Opcode
 from .failover.control import Setup
 from .failover.group import Failover, Group, RoleChange
@@ -172,6 +182,7 @@ class Publisher:
             self._member,
             self._sender,
             stall=self.options.stall,
+            fence=failover.fence == "kill",
             told=self._told,
         )
 
@@ -271,6 +282,8 @@ class Publisher:
             self._notify(Reconnected(self.topic, f"publishing goes on behind block {self._sender.settled}"))
             return
         self._troubles += 1
+        if self._group is not None and isinstance(error, BusUnavailable):
+            self._group.trouble(error)
         self._notify(Failure("pubsubFail_SERVERDISCONNECT", "pubsubCode_WRITEFAILED", error))
 
     def _fail(self, error: Exception) -> None:

@@ -22,7 +22,7 @@ from .errors import BusError, BusUnavailable
 from .failover.outbox import Outbox
 from .wire.frame import BEAT, SEALED_AT, WINDOW_BYTES, WINDOW_FRAMES, Sealed, frames, seal
 
-_BATCH_BLOCKS = 1_024
+_BATCH_BLOCKS = 500
 _BATCH_BYTES = 1 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
 

@@ -20,7 +20,7 @@ from ..wire.maps import read_map, seal_map
 
 _BACK = 256  # messages before the end with which a newcomer begins
 _PAUSE = 0.05
-_WRITE_DEADLINE = 2.0
+_WRITE_DEADLINE = 10.0  # the driver has a shorter one of its own
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,8 @@ class Failover:
     """Blocks a standby keeps ready (SAS's numbufferedmsgs); it is never more than that ahead of the active."""
     overflow: Literal["wait", "leave"] = "wait"
     """What `inject` does on a standby whose buffer is full: wait, or leave the group with Overrun."""
+    fence: Literal["kill"] | None = None
+    """`kill`: end a process that is stopped while it holds a lock everybody needs (embedded bus)."""
 
     def __post_init__(self) -> None:
         if not self.group:
@@ -56,6 +58,8 @@ class Failover:
             raise ConfigError(f"run is a number from 0 to 2**64 - 1, not {self.run}")
         if self.overflow not in ("wait", "leave"):
             raise ConfigError(f"overflow is wait or leave, not {self.overflow!r}")
+        if self.fence not in (None, "kill"):
+            raise ConfigError(f"fence is None or kill, not {self.fence!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Group:
         sender: Sender,
         *,
         stall: float,
+        fence: bool,
         told: Callable[[], None],
     ) -> None:
         """`told` is called whenever m, agreed or the role may have changed."""
@@ -93,6 +98,8 @@ class Group:
         self._member = member
         self._sender = sender
         self._stall = stall
+        self._fence = fence and bus.capabilities.deaths
+        self._in_the_way = ""
         self._told = told
         self._news = News()
         self._topic = setup.topic
@@ -100,7 +107,7 @@ class Group:
         host, pid = socket.gethostname(), os.getpid()
         self.identity = Identity(f"{host}:{pid}", secrets.randbits(63), process, host, pid)
         self._control = Control(bus, control_topic, member.source, member.run, hear=self._hear)
-        log_election = LogElection(bus, self._control, self.identity, member.run, self._word)
+        log_election = LogElection(bus, self._control, self.identity, member.run, self._word, trouble=self.trouble)
         self._election: Election = log_election
         self._hear_election = log_election.hear
         self._failure: Exception | None = None
@@ -117,6 +124,8 @@ class Group:
                 tasks.create_task(self._control.run())
                 tasks.create_task(self._election.run())
                 tasks.create_task(self._raise_failure())
+                if self._fence:
+                    tasks.create_task(self._end_who_is_in_the_way())
                 while True:
                     self.term = self._sender.term = await self._stand_by()
                     event = await self._lead()
@@ -138,6 +147,21 @@ class Group:
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
         self._news.tell()
+
+    def trouble(self, error: BusUnavailable) -> None:
+        """A write failed; if a stopped process was in its way and fencing is on, that is ended."""
+        self._in_the_way = getattr(error, "process", None) or ""
+        self._news.tell()
+
+    async def _end_who_is_in_the_way(self) -> None:
+        while True:
+            process, self._in_the_way = self._in_the_way, ""
+            if process and process != self.identity.process:
+                ended = await cast(Deaths, self._bus).end(process)
+                _log.warning(
+                    "fence: process %s held a lock and did not go on: %s", process, "killed" if ended else "gone"
+                )
+            await self._news.wait()
 
     def tell(self) -> None:
         """The member's outbox changed: it may have become eligible."""

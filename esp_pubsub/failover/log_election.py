@@ -33,13 +33,15 @@ class LogElection:
         run: int,
         word: Callable[[int, int, bool], Beat],
         *,
+        trouble: Callable[[BusUnavailable], None],
         beat: float = BEAT_EVERY,
     ) -> None:
-        """`word(term, number, resigns)` makes the beat to write."""
+        """`word(term, number, resigns)` makes the beat to write; `trouble` is told when one could not be written."""
         self._control = control
         self._identity = identity
         self._run = run
         self._word = word
+        self._trouble = trouble
         self._beat = beat
         self._deaths = cast(Deaths, bus) if bus.capabilities.deaths else None
         self._news = News()
@@ -100,7 +102,8 @@ class LogElection:
                 self._number += 1
                 try:
                     await self._control.beat(self._word(self._term, self._number, False))
-                except BusUnavailable:
+                except BusUnavailable as error:
+                    self._trouble(error)
                     self._term = None
                     self._news.tell()
                 await asyncio.sleep(self._beat)
@@ -138,7 +141,9 @@ class LogElection:
             async with asyncio.timeout(self._silence()):
                 while self._ballot is None or self._ballot.term <= term:
                     await self._news.wait()
-        except (BusUnavailable, TimeoutError):
+        except BusUnavailable as error:
+            self._trouble(error)
+        except TimeoutError:
             return
 
     async def watch(self) -> Literal["suspended", "lost"]:

@@ -15,11 +15,12 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+from weakref import WeakSet
 
 import lmdb
 
 from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Start
-from esp_pubsub.errors import BusRefused, BusUnavailable, Closed, NoAnswer
+from esp_pubsub.errors import BusRefused, BusUnavailable, NoAnswer
 
 from . import log, meta, processes
 from .bell import Bells
@@ -30,6 +31,7 @@ from .store import Store, close_store, open_store
 T = TypeVar("T")
 
 _META_MAP = 1 << 30
+_LAST_WORDS = 0.5
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CAPABILITIES = Capabilities(
     suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=True, catalog=True,
@@ -80,12 +82,13 @@ class EmbeddedBus:
         self._root = root
         self._topics: dict[str, Store] = {}
         self._opening = asyncio.Lock()
+        self._open: WeakSet[EmbeddedPipe | EmbeddedFeed] = WeakSet()
         self._closed = False
 
     async def topic(self, name: str) -> Store:
         """The environment of a topic, opened or made and entered in the catalog."""
         if self._closed:
-            raise Closed("the embedded bus was closed")
+            raise BusUnavailable("the embedded bus was closed")
         async with self._opening:
             if name not in self._topics:
                 path = topic_directory(self._root, name)
@@ -101,13 +104,16 @@ class EmbeddedBus:
 
     async def pipe(self, topic: str) -> EmbeddedPipe:
         """See `Bus.pipe`."""
-        return EmbeddedPipe(await self.topic(topic), self.options)
+        pipe = EmbeddedPipe(await self.topic(topic), self.options)
+        self._open.add(pipe)
+        return pipe
 
     async def feed(self, topic: str, start: Start, group: str | None) -> EmbeddedFeed:
         """See `Bus.feed`."""
         store = await self.topic(topic)
         feed = EmbeddedFeed(self, store, topic, group)
         feed.place(start)
+        self._open.add(feed)
         return feed
 
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:
@@ -138,6 +144,10 @@ class EmbeddedBus:
         """See `Deaths.gone`."""
         await processes.gone(process)
 
+    async def end(self, process: str) -> bool:
+        """See `Deaths.end`."""
+        return processes.end(process)
+
     async def request(self, topic: str, data: bytes, timeout: float) -> bytes:
         """See `Requests.request`."""
         number = secrets.token_bytes(16)
@@ -157,7 +167,7 @@ class EmbeddedBus:
             raise NoAnswer(f"nobody answered on {topic} within {timeout:g} s", topic=topic, timeout=timeout) from None
         finally:
             self.bells.unwatch(self.meta.bell, bell)
-            await self._last_words(lambda t: meta.forget_question(t, topic, number))
+            await self.last_words(lambda t: meta.forget_question(t, topic, number))
 
     async def serve(self, topic: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
         """See `Requests.serve`."""
@@ -178,16 +188,18 @@ class EmbeddedBus:
     async def _answer(self, question: meta.Question, data: bytes) -> None:
         await self.change_meta(lambda t: meta.answer(t, question, data))
 
-    async def _last_words(self, function: Callable[[lmdb.Transaction], None]) -> None:
-        """A write on the way out: it happens, soon, but nobody is kept waiting for it."""
+    async def last_words(self, function: Callable[[lmdb.Transaction], None]) -> None:
+        """A write on the way out: carried out even if the caller is cancelled, and waited for only a little."""
         with contextlib.suppress(BusUnavailable, BusRefused):
-            await asyncio.shield(asyncio.ensure_future(self.change_meta(function)))
+            await asyncio.shield(asyncio.ensure_future(self.meta.write(function, _LAST_WORDS)))
 
     async def aclose(self) -> None:
         """See `Bus.aclose`."""
         if self._closed:
             return
         self._closed = True
+        for opened in list(self._open):
+            await opened.aclose()
         self.bells.close()
         stores, self._topics = [*self._topics.values(), self.meta], {}
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close_all, stores))
@@ -210,11 +222,18 @@ class EmbeddedPipe:
             raise BusUnavailable("this pipe was closed")
         if not frames:
             return
-        too_large = max(map(len, frames))
-        if too_large > _CAPABILITIES.max_message_bytes:
-            raise BusRefused(f"a message of {too_large} bytes; the limit is {_CAPABILITIES.max_message_bytes}")
-        value = log.pack(frames, time.time_ns() // 1000)
-        await self._store.write(partial(log.append, value=value, count=len(frames), ring=self._ring), self._deadline)
+        written = False
+        try:
+            too_large = max(map(len, frames))
+            if too_large > _CAPABILITIES.max_message_bytes:
+                raise BusRefused(f"a message of {too_large} bytes; the limit is {_CAPABILITIES.max_message_bytes}")
+            value = log.pack(frames, time.time_ns() // 1000)
+            append = partial(log.append, value=value, count=len(frames), ring=self._ring)
+            await self._store.write(append, self._deadline)
+            written = True
+        finally:
+            if not written:  # nothing may ever stand behind what is missing
+                await self.aclose()
         self._confirmed += len(frames)
         self._more.set()
 
@@ -340,10 +359,10 @@ class EmbeddedFeed:
 
     def _resume(self, record: meta.Group) -> None:
         self._generation = record.generation
+        self.state = record.state
         if record.position is not None:
             self._position = record.position
             self._incarnation = record.incarnation
-            self.state = record.state
 
     async def bounds(self) -> Bounds:
         """See `Feed.bounds`."""
@@ -369,13 +388,9 @@ class EmbeddedFeed:
         self._closed = True
         self._bell.set()
         self._bus.bells.unwatch(self._store.bell, self._bell)
-        if self._generation:
-            with contextlib.suppress(BusUnavailable, BusRefused):
-                await asyncio.shield(
-                    asyncio.ensure_future(
-                        self._bus.change_meta(lambda t: meta.let_go(t, self._topic, str(self._group), self._generation))
-                    )
-                )
+        if self._group is not None:
+            group = self._group
+            await self._bus.last_words(lambda t: meta.let_go(t, self._topic, group, self._holder))
 
 
 async def _until_free(record: meta.Group, bell: asyncio.Event) -> None:

@@ -151,10 +151,10 @@ def store(
     _put_group(transaction, topic, name, record._replace(incarnation=incarnation, position=position, state=state))
 
 
-def let_go(transaction: lmdb.Transaction, topic: str, name: str, generation: int) -> None:
+def let_go(transaction: lmdb.Transaction, topic: str, name: str, holder: str) -> None:
     """Leave the group to the next reader, if it is still ours."""
     record = group(transaction, topic, name)
-    if record.generation == generation:
+    if record.holder == holder:
         _put_group(transaction, topic, name, record._replace(holder="", process="", deadline=0.0))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from esp_pubsub.config import DURATION, SIZE
 from esp_pubsub.errors import ConfigError
@@ -21,7 +20,7 @@ class EmbeddedOptions:
 
     dir: Path = field(default_factory=default_directory)
     """The bus directory; whoever names the same one is on the same bus."""
-    durability: Literal["os", "disk"] = "os"
+    durability: str = "os"
     """What an acknowledgement means: `os` survives the death of any process, `disk` also a power cut."""
     ring_size: int = field(default=1 << 30, metadata=SIZE)
     """The most a topic keeps, in bytes; its oldest batches go first."""

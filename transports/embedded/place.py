@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -22,7 +23,8 @@ def default_directory() -> Path:
 def prepare(directory: Path) -> Path:
     """The real path of a bus directory that is ours alone, made if missing. Raises BusRefused, saying what is wrong."""
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700, parents=True)
         found = directory.lstat()
     except OSError as e:
         raise BusRefused(f"the bus directory {directory} cannot be made: {e.strerror}; name another one") from e

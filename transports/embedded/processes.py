@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,24 @@ def watched(process: str, tell: Callable[[], None]) -> Iterator[None]:
         if fd >= 0:
             loop.remove_reader(fd)
             os.close(fd)
+
+
+def end(process: str) -> bool:
+    """Kill a process through a descriptor taken before its name is checked, so that no other one can be hit."""
+    fields = process.split("/")
+    try:
+        fd = os.pidfd_open(int(fields[-2]))
+    except (OSError, AttributeError, ValueError, IndexError):
+        return False
+    try:
+        if pid_of(process) is None:
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 async def gone(process: str) -> None:

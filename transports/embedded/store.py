@@ -6,7 +6,7 @@ transaction, and the bell is rung once per commit. A write is a function of the 
 the map had to grow, so it touches nothing but the transaction and returns its result. If it refuses, it does so
 before it writes.
 
-The lock belongs to whoever holds it even when that process is stopped. So the holder leaves its pid in a small shared
+The lock belongs to whoever holds it even when that process is stopped. So the holder leaves its name in a small shared
 page, and a write that does not get through within its deadline is BusUnavailable and names it. Such a write is
 abandoned: when the lock comes free at last, it is not carried out.
 """
@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import mmap
 import os
 import queue
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -29,12 +31,15 @@ import lmdb
 
 from esp_pubsub.errors import BusRefused, BusUnavailable, WrongOrder
 
+from . import processes
 from .bell import Ringer
 
 T = TypeVar("T")
+_log = logging.getLogger("esp_pubsub.embedded")
 
 MAX_READERS = 2_048
-_HOLDER = struct.Struct("<Q")
+_REAP_EVERY = 256  # commits after which the slots of dead readers are freed
+_HOLDER = struct.Struct("<H200s")
 _Write = tuple[Callable[[lmdb.Transaction], Any], "Future[Any]"]
 
 
@@ -45,21 +50,20 @@ class Store:
         self.path = path
         self.bell = path / "bell"
         self.pid = os.getpid()
+        self.disk = disk
         self.users = 0
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._ringer = Ringer(self.bell)
         try:
             self._page = _shared_page(path / "holder")
-            self._env = lmdb.open(
-                str(path), map_size=map_bytes, sync=disk, metasync=disk, meminit=False, mode=0o600,
-                max_readers=MAX_READERS, max_spare_txns=4,
-            )  # fmt: skip
-            self._env.reader_check()
+            self._env = _environment(path, map_bytes=map_bytes, disk=disk)
         except BaseException:
             self._ringer.close()
             raise
         self._guard = threading.Lock()  # a read transaction and a change of the map's size exclude each other
         self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._name = processes.name().encode()
+        self._commits = 0
         self._thread = threading.Thread(target=self._run, name=f"esp-write-{path.name}", daemon=True)
         self._thread.start()
 
@@ -88,11 +92,12 @@ class Store:
             async with asyncio.timeout(deadline):
                 return await wrapped
         except TimeoutError:
-            holder = _HOLDER.unpack_from(self._page)[0]
-            who = f"process {holder} holds it" if holder else "nobody is known to hold it"
+            length, name = _HOLDER.unpack_from(self._page)
+            process = name[:length].decode()
+            who = f"process {process.split('/')[-2]} holds it" if process else "nobody is known to hold it"
             raise BusUnavailable(
                 f"no write lock on {self.path} within {deadline:g} s: {who}; if it is stopped, continue or end it",
-                pid=holder or None,
+                process=process or None,
             ) from None
 
     def _run(self) -> None:
@@ -112,6 +117,9 @@ class Store:
             done = [(future, None, error) for _, future in batch if not future.cancelled()]
         else:
             self._ringer.ring()
+            self._commits += 1
+            if self._commits % _REAP_EVERY == 0:
+                self._env.reader_check()
         for future, result, refusal in done:
             with contextlib.suppress(Exception):  # cancelled in between: nobody wants it any more
                 if refusal is None:
@@ -123,11 +131,11 @@ class Store:
         while True:
             try:
                 with self._env.begin(write=True, buffers=True) as transaction:
-                    _HOLDER.pack_into(self._page, 0, self.pid)
+                    _HOLDER.pack_into(self._page, 0, len(self._name), self._name)
                     try:
                         return [_carried_out(transaction, *write) for write in batch if not write[1].cancelled()]
                     finally:
-                        _HOLDER.pack_into(self._page, 0, 0)
+                        _HOLDER.pack_into(self._page, 0, 0, b"")
             except lmdb.MapFullError:
                 with self._guard:
                     self._env.set_mapsize(self._env.info()["map_size"] * 2)
@@ -168,6 +176,29 @@ def _translated(error: Exception, path: Path) -> Exception:
     return BusRefused(f"writing to {path} failed: {type(error).__name__}: {error}")
 
 
+def _environment(path: Path, *, map_bytes: int, disk: bool) -> lmdb.Environment:
+    """Open LMDB's files. Raises Broken if a power cut left them unusable."""
+    try:
+        environment = lmdb.open(
+            str(path), map_size=map_bytes, sync=disk, metasync=disk, meminit=False, mode=0o600,
+            max_readers=MAX_READERS, max_spare_txns=4,
+        )  # fmt: skip
+    except lmdb.VersionMismatchError as e:
+        raise BusRefused(f"{path} was written by another version of LMDB: {e}") from e
+    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PanicError) as e:
+        raise Broken(str(e)) from e
+    used = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if used > (path / "data.mdb").stat().st_size:  # to touch a page that is not there would end the process
+        environment.close()
+        raise Broken("the file is shorter than it says")
+    environment.reader_check()
+    return environment
+
+
+class Broken(Exception):
+    """An environment that cannot be used any more."""
+
+
 def _shared_page(path: Path) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), 0o600)
     try:
@@ -182,16 +213,31 @@ _opening = threading.Lock()
 
 
 def open_store(path: Path, *, map_bytes: int, disk: bool) -> Store:
-    """The process's one handle of an environment (LMDB allows no second), counted. Blocks for a millisecond or so."""
+    """The process's one handle of an environment (LMDB allows no second), counted. Blocks for a millisecond or so.
+
+    One that is broken is set aside under another name and a new, empty one takes its place.
+    """
     with _opening:
         store = _open.get(path)
         if store is not None and store.pid != os.getpid():
             store.disown()
             store = None
         if store is None:
-            store = _open[path] = Store(path, map_bytes=map_bytes, disk=disk)
+            store = _open[path] = _made(path, map_bytes=map_bytes, disk=disk)
+        if store.disk != disk:
+            raise BusRefused(f"{path} is open in this process with another durability; all clients must set the same")
         store.users += 1
         return store
+
+
+def _made(path: Path, *, map_bytes: int, disk: bool) -> Store:
+    try:
+        return Store(path, map_bytes=map_bytes, disk=disk)
+    except Broken as broken:
+        aside = path.with_name(f"{path.name}.broken-{time.time_ns()}")
+        path.rename(aside)
+        _log.error("%s cannot be used (%s); it is set aside as %s and begins anew, empty", path, broken, aside.name)
+        return Store(path, map_bytes=map_bytes, disk=disk)
 
 
 def close_store(store: Store) -> None:
