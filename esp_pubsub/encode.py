@@ -91,7 +91,7 @@ class Encoder:
             if self._arrow and (marked or (opcode is Opcode.INSERT and flags == 0)):
                 return self._from_batch(body, count, marked)
             opcodes, marks, rows = arrow.rows(self._schema, body, count, marked=marked)
-        except (ValueError, TypeError) as e:
+        except (ValueError, TypeError, ArithmeticError) as e:
             raise ValueRefused(
                 f"the table does not fit the schema {self._schema}: {e}", row=0, field="", value=data
             ) from e

@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import BadBody
 from .schema import FieldType, Schema
-from .wire.frame import ARROW, MARKED, NO_BODY, TRANSACTIONAL, Frame
+from .wire.frame import ARROW, MARKED, ROWS, TRANSACTIONAL, Frame
 from .wire.rows import codec
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -126,13 +126,13 @@ class Block:
         from .wire import arrow
 
         try:
-            if self.frame.body_kind == ARROW and not self.view:
-                return arrow.as_table(
-                    [arrow.batch(self.schema, self.frame.body, len(self), marked=bool(self.frame.flags & MARKED))]
-                )
+            frame = self.frame
+            if frame.body_kind == ARROW and not self.view and frame.schema == self.schema.fingerprint:
+                marked = bool(frame.flags & MARKED)
+                return arrow.as_table(arrow.batch(self.schema, frame.body, frame.count, marked=marked))
             opcodes, flags, rows = self._decoded()
             return arrow.table(self.schema, rows, opcodes, flags)
-        except ValueError as e:
+        except (ValueError, TypeError, OverflowError) as e:
             raise self._bad(e) from None
 
     def _decoded(self) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
@@ -144,13 +144,13 @@ class Block:
                 from .wire import arrow
 
                 decoded = arrow.rows(self.schema, frame.body, frame.count, marked=bool(frame.flags & MARKED))
-            elif frame.body_kind == NO_BODY:
-                raise ValueError("it has no body")
-            else:
+            elif frame.body_kind == ROWS:
                 decoded = codec(self.schema).decode(frame.body, frame.count)
+            else:
+                raise ValueError(f"a body of kind {frame.body_kind} holds no events")
+            return self.view.apply(*decoded) if self.view else decoded
         except ValueError as e:
             raise self._bad(e) from None
-        return self.view.apply(*decoded) if self.view else decoded
 
     def _bad(self, why: Exception) -> BadBody:
         return BadBody(
@@ -170,7 +170,7 @@ class Block:
                         value = mapping[f.name]
                         if value is not None:
                             mapping[f.name] = moment(value) if seconds else moment(0, value)
-                except (OverflowError, TypeError) as e:
+                except (OverflowError, TypeError, ValueError) as e:
                     raise self._bad(ValueError(f"field {f.name!r} holds no moment Python can show: {e}")) from None
         return mappings
 

@@ -82,6 +82,9 @@ class Schema:
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Schema is immutable; make a new one")
 
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError("a Schema is immutable; make a new one")
+
     def __reduce__(self) -> tuple[type[Schema], tuple[str]]:
         return Schema, (self.text,)
 

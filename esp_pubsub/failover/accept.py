@@ -85,11 +85,15 @@ class Accept:
             source.chain = frame.chain
             return (frame,)
         outcome = tuple(self._receive(frame, self.sources.get(frame.source)))
-        source = self.sources[frame.source]
-        self._plain = _NOTHING if source.hold or source.joining or source.diverged else source
+        source = self.sources.get(frame.source, _NOTHING)
+        odd = source.hold or source.joining or source.diverged
+        self._plain = source if self.suffix_only and not odd else _NOTHING
         return outcome
 
     def _receive(self, frame: Frame, source: Source | None) -> Iterator[Outcome]:
+        if self._is_beyond(frame, source):
+            yield Dropped(frame, "beyond")
+            return
         if source is None:
             yield from self._make_room()
             source = self._begin(frame)
@@ -117,13 +121,19 @@ class Accept:
                 yield from self._diverge(source, frame, source.chain, frame.chain)
             else:
                 yield Dropped(frame, "double")
-        elif not self.suffix_only and frame.id > frame.settled + self.window:
-            yield Dropped(frame, "beyond")
         elif frame.id in source.hold:
             yield Dropped(frame, "double")
+            if frame.chain == source.hold[frame.id].chain:  # the same block, whose sender may know more by now
+                yield from self._prove(source, self.proven(frame))
         else:
             source.hold[frame.id] = frame
             yield from self._prove(source, self.proven(frame))
+
+    def _is_beyond(self, frame: Frame, source: Source | None) -> bool:
+        """A block without an id, or further ahead of its own `settled` than any sender may be: it must move nothing."""
+        if frame.kind != BLOCK or (frame.id and (self.suffix_only or frame.id <= frame.settled + self.window)):
+            return False
+        return source is None or frame.run > source.run or (frame.run == source.run and frame.id > source.last)
 
     def proven(self, frame: Frame) -> int:
         """How far a frame proves that all before it stood on the topic in front of it."""

@@ -7,6 +7,7 @@ flag MARKED says which, since a record batch read against the wrong schema is no
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from decimal import Decimal
 from functools import lru_cache
@@ -14,7 +15,7 @@ from typing import Any
 
 from ..errors import NotInstalled
 from ..schema import FieldType, Schema
-from .rows import codec, money_text
+from .rows import codec, money_text, money_values
 
 try:
     import pyarrow as pa
@@ -43,6 +44,8 @@ _MARKS = [pa.field(_OPCODE, pa.uint8(), nullable=False), pa.field(_FLAGS, pa.uin
 def arrow_schema(schema: Schema, *, marked: bool = False) -> pa.Schema:
     """The Arrow schema that follows from ours; `marked`: with the opcode and flag columns in front."""
     fields = [pa.field(f.name, _TYPES[f.type]) for f in schema.fields]
+    if marked and {_OPCODE, _FLAGS} & set(schema.names):
+        raise ValueError(f"the fields {_OPCODE} and {_FLAGS} are Arrow's own here; send rows")
     return pa.schema([*_MARKS, *fields] if marked else fields)
 
 
@@ -78,19 +81,26 @@ def encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[bytes, int,
     """A table or batch as body, event count and whether it is marked. Columns are found by name and cast where that
     loses nothing.
 
-    Raises ValueError (pyarrow's) for a column that is missing or does not fit.
+    Raises ValueError for a column that is missing or does not fit.
     """
-    marked = _OPCODE in data.schema.names
+    try:
+        return _encode(schema, data)
+    except (KeyError, TypeError, ArithmeticError, NotImplementedError) as e:
+        raise ValueError(str(e)) from e
+
+
+def _encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[bytes, int, bool]:
+    marked = _OPCODE in data.schema.names and _OPCODE not in schema.names
     target = arrow_schema(schema, marked=marked)
     missing = [name for name in target.names if name not in data.schema.names]
     unknown = [name for name in data.schema.names if name not in target.names]
     if missing or unknown:
         raise ValueError(f"the table lacks {missing or 'nothing'} and has the unknown {unknown or 'nothing'}")
     data = data.select(target.names)
+    for field in schema.fields:
+        if field.type is FieldType.MONEY:
+            data = _with_money(data, field.name)
     if data.schema != target:
-        money = [f.name for f in schema.fields if f.type is FieldType.MONEY]
-        for name in money:
-            data = _with_money(data, name)
         data = data.cast(target)
     if isinstance(data, pa.Table):
         batches = data.combine_chunks().to_batches()
@@ -100,8 +110,8 @@ def encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[bytes, int,
 
 def _with_money(data: Any, name: str) -> Any:
     column = data.column(name)
-    if pa.types.is_string(column.type):
-        return data
+    if pa.types.is_floating(column.type):
+        raise ValueError(f"the money column {name!r} holds floats, which would lose digits; use decimals or text")
     texts = [None if v is None else money_text(v if isinstance(v, Decimal) else Decimal(v)) for v in column.to_pylist()]
     return data.set_column(data.schema.get_field_index(name), name, pa.array(texts, pa.utf8()))
 
@@ -109,13 +119,33 @@ def _with_money(data: Any, name: str) -> Any:
 def batch(schema: Schema, body: bytes, count: int, *, marked: bool) -> pa.RecordBatch:
     """The record batch in a body. Raises ValueError, whatever the bytes."""
     try:
-        found = pa.ipc.read_record_batch(pa.ipc.read_message(body), arrow_schema(schema, marked=marked))
+        message = pa.ipc.read_message(body)
+        _refuse_compression(message.metadata.to_pybytes())
+        found = pa.ipc.read_record_batch(message, arrow_schema(schema, marked=marked))
         found.validate(full=True)
-    except (pa.ArrowException, OSError) as e:
+    except (pa.ArrowException, OSError, EOFError, struct.error) as e:
         raise ValueError(f"not an Arrow record batch of the schema {schema}: {e}") from None
     if found.num_rows != count:
         raise ValueError(f"the record batch has {found.num_rows} rows, the header says {count}")
     return found
+
+
+def _refuse_compression(metadata: bytes) -> None:
+    """A few kilobytes can inflate to gigabytes, and pyarrow has no bound on it; what we write is never compressed.
+
+    Whether it is stands in a flatbuffer: Message.header, field 2, is a RecordBatch, whose field 3 is `compression`.
+    """
+
+    def field(table: int, number: int) -> int:
+        vtable = table - struct.unpack_from("<i", metadata, table)[0]
+        if struct.unpack_from("<H", metadata, vtable)[0] <= 4 + 2 * number:
+            return 0
+        offset = struct.unpack_from("<H", metadata, vtable + 4 + 2 * number)[0]
+        return table + offset if offset else 0
+
+    at = field(struct.unpack_from("<I", metadata, 0)[0], 2)
+    if at and field(at + struct.unpack_from("<I", metadata, at)[0], 3):
+        raise ValueError("the record batch is compressed, which is not allowed here")
 
 
 def as_table(found: pa.RecordBatch) -> pa.Table:
@@ -131,6 +161,8 @@ def rows(
     opcodes: int | bytes = 1
     flags: int | bytes = 0
     if marked:
+        if found.column(0).null_count or found.column(1).null_count:
+            raise ValueError("an opcode or flag is null")
         opcodes, flags = bytes(found.column(0).to_pylist()), bytes(found.column(1).to_pylist())
         found = found.select(found.schema.names[2:])
     columns = []
@@ -139,7 +171,7 @@ def rows(
             column = column.cast(pa.int64())
         values = column.to_pylist()
         if f.type is FieldType.MONEY:
-            values = [None if v is None else Decimal(v) for v in values]
+            values = money_values(values)
         columns.append([tuple(v) if isinstance(v, list) else v for v in values] if "array" in f.type else values)
     return opcodes, flags, list(zip(*columns, strict=True))
 

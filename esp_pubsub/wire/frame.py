@@ -45,7 +45,7 @@ WINDOW_BYTES = 16 << 20
 
 _HEAD = struct.Struct("<4sIQQQII")
 _SEALED = struct.Struct("<BBHIQQQQ")
-_SMALL, _FEW = 1 << 16, 32  # bytes and events up to which nothing can be over a limit
+_SMALL = 1 << 16  # bytes up to which a message of one event cannot be over a limit
 _head = _HEAD.pack
 _seal = _SEALED.pack
 _unpack = HEADER.unpack_from
@@ -131,7 +131,7 @@ def parse(data: bytes, position: Any = None, limits: Limits = LIMITS) -> Frame:
         fields[0] != MAGIC
         or fields[1] != fields[2]
         or crc32(data[SEALED_AT:], fields[3]) != fields[4]
-        or ((len(data) > _SMALL or fields[8] > _FEW) and _over(limits, len(data) - BODY_AT, fields[8]))
+        or ((len(data) > _SMALL or fields[8] > 1) and _over(limits, len(data) - BODY_AT, fields[8]))
     ):
         reason = _why(data, limits)
         raise BadFrame(reason, reason=reason)

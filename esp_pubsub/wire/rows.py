@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
+from itertools import islice
 from operator import countOf
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ _SECOND = timedelta(seconds=1)
 _MICROSECOND = timedelta(microseconds=1)
 _MONEY_DIGITS = 96
 _ARRAY_ITEMS = 1 << 16
+_NO_ROWS = (str, bytes, bytearray, dict, set, frozenset)  # these iterate, but not over values in schema order
 
 
 def _int(low: int, high: int) -> Callable[[Any], Any]:
@@ -65,7 +67,8 @@ def _double(value: Any) -> Any:
     if type(value) is float:
         return value if value == value else _NAN
     if not isinstance(value, float):
-        if isinstance(value, bool | str | bytes) or not (hasattr(value, "__index__") or hasattr(value, "dtype")):
+        kind = getattr(getattr(value, "dtype", None), "kind", "i" if hasattr(value, "__index__") else "")
+        if isinstance(value, bool | str | bytes) or kind not in ("i", "u", "f"):
             raise TypeError("a float or an integer")
         try:
             value = float(value)
@@ -79,7 +82,7 @@ def _string(value: Any) -> Any:
         return value  # a lone surrogate is found when the body is packed
     if not isinstance(value, str):
         raise TypeError("a str")
-    return str(value)
+    return str.__str__(value)  # a subclass may print as something else
 
 
 def _blob(value: Any) -> Any:
@@ -204,6 +207,10 @@ _TYPES = {
 _ARRAYS = {FieldType.ARRAY_INT32, FieldType.ARRAY_INT64, FieldType.ARRAY_DOUBLE}
 
 
+def _foreign(*_: Any) -> Any:
+    raise ValueError("maps and ext types have no place in rows")
+
+
 class RowCodec:
     """Rows of one schema to bodies and back. Stateless but for a packing buffer; calls never suspend."""
 
@@ -265,14 +272,17 @@ class RowCodec:
         canonical: list[list[Any]] = []
         try:
             for row in rows:
-                canonical.append([convert(v) for convert, v in zip(self._converts, row, strict=True)])  # noqa: PERF401  # its length says which row was refused
+                if isinstance(row, _NO_ROWS):
+                    raise TypeError
+                values = zip(self._converts, row, strict=True)
+                canonical.append([convert(value) for convert, value in values])
         except (TypeError, ValueError):
             raise self._refused(len(canonical), rows[len(canonical)]) from None
         return canonical
 
     def _refused(self, number: int, row: Any) -> EspError:
         """The first thing that is wrong with a row, by name."""
-        if isinstance(row, str | bytes) or not hasattr(row, "__iter__"):
+        if isinstance(row, _NO_ROWS) or not hasattr(row, "__iter__"):
             text = f"row {number} is {_shown(row)}; a row is a tuple or list of {self._width} values"
             return ValueRefused(text, row=number, field="", value=row)
         values = list(row)
@@ -303,8 +313,9 @@ class RowCodec:
                 opcodes, flags, rows = self._unpack_many(body, count)
             else:
                 opcodes, flags, rows = unpackb(
-                    body, use_list=False, max_array_len=self._longest, max_map_len=0, max_ext_len=0
-                )
+                    body, use_list=False, max_array_len=min(self._longest, len(body)), max_map_len=0, max_ext_len=0,
+                    object_hook=_foreign, ext_hook=_foreign,
+                )  # fmt: skip
         except (UnpackException, ValueError, TypeError) as e:
             raise ValueError(f"not a rows body: {e or type(e).__name__}") from None
         if (
@@ -324,29 +335,45 @@ class RowCodec:
         """Row by row: a forged length inside one row cannot claim memory for a million."""
         if len(body) < count * (self._width + 1):
             raise ValueError(f"{len(body)} bytes cannot hold {count} rows of {self._width} fields")
+        longest = self._width if self._longest == _MANY else self._longest
         unpacker = Unpacker(
-            use_list=False, max_buffer_size=len(body), max_array_len=self._longest, max_map_len=0, max_ext_len=0
-        )
+            use_list=False, max_buffer_size=len(body), max_array_len=min(longest, len(body)), max_map_len=0,
+            max_ext_len=0, object_hook=_foreign, ext_hook=_foreign,
+        )  # fmt: skip
         unpacker.feed(body)
         if unpacker.read_array_header() != 3:
             raise ValueError("no array of three")
         opcodes, flags = unpacker.unpack(), unpacker.unpack()
         if unpacker.read_array_header() != count:
             raise ValueError("another number of rows than the header says")
-        return opcodes, flags, tuple(unpacker)
+        rows = tuple(islice(unpacker, count))
+        if unpacker.tell() != len(body):
+            raise ValueError("bytes behind the last row")
+        return opcodes, flags, rows
 
     def _with_money(self, rows: tuple[tuple[Any, ...], ...]) -> list[tuple[Any, ...]]:
         columns: list[Any] = list(zip(*rows, strict=True))
-        try:
-            for i in self._money:
-                columns[i] = [None if text is None else Decimal(text) for text in columns[i]]
-        except (InvalidOperation, TypeError) as e:
-            raise ValueError(f"field {self.schema.names[i]!r} is not decimal text") from e
+        for i in self._money if rows else ():
+            columns[i] = money_values(columns[i])
         return list(zip(*columns, strict=True))
 
 
+def money_values(texts: Iterable[Any]) -> list[Decimal | None]:
+    """Texts from the wire as decimals. ValueError for one that is no finite decimal."""
+    try:
+        values = [None if text is None else Decimal(text) for text in texts]
+    except (InvalidOperation, TypeError):
+        raise ValueError("a money field holds something else than decimal text") from None
+    if not all(value is None or value.is_finite() for value in values):
+        raise ValueError("a money field holds a value that is not finite")
+    return values
+
+
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:
+        text = "too long to print"  # an int of thousands of digits
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
