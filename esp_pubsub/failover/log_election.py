@@ -73,6 +73,8 @@ class LogElection:
             self._term = said.term if nonce == self._identity.nonce else None
         self._heard_at = asyncio.get_running_loop().time()
         self._nobody_leads = ballot.leader is None
+        if ballot.leader not in (None, self._identity.nonce):
+            self._let_others = False  # they had their turn
         if ballot.leader != before:
             self._mourn(said.identity)
         self._news.tell()
