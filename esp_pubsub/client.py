@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Generator
-from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
@@ -15,13 +14,13 @@ import msgpack
 from .address import Address, Side, other_side
 from .bus import Bus, Catalog, Requests, Start
 from .config import load_options
-from .errors import Closed, ConfigError, NotOffered, SchemaDiffers, SchemaError, Stale, WrongOrder
+from .errors import Closed, NotOffered, SchemaDiffers, SchemaError, Stale, WrongOrder
 from .failover.group import Failover
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Publisher, PublisherOptions
 from .registry import driver
 from .schema import Schema
-from .subscriber import RUNS_KEY, SCHEMA_KEY, Subscriber, SubscriberOptions
+from .subscriber import RUNS_KEY, SCHEMA_KEY, Subscriber, SubscriberOptions, check_start
 
 _log = logging.getLogger("esp_pubsub")
 _forks = 0
@@ -49,7 +48,11 @@ class Home:
         """WrongOrder anywhere else."""
         if self._forks != _forks:
             raise WrongOrder("this client was opened before a fork; open one in the child, or start it by spawn")
-        if asyncio.get_running_loop() is not self._loop:
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            raise WrongOrder("call this inside a coroutine, on the loop on which the client was opened") from None
+        if running is not self._loop:
             raise WrongOrder("this client was opened on another event loop; open one on this loop (init is cheap)")
 
 
@@ -97,6 +100,7 @@ class Client:
         self._on_notice = on_notice
         self._open: WeakSet[_Closable] = WeakSet()
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._keeper: asyncio.Task[None]
         self._tasks: asyncio.TaskGroup
@@ -145,6 +149,7 @@ class Client:
             )
             if failover is not None:
                 await self._claim_run(topic, publisher.source, failover.run)
+            self._check()
             publisher.start(self._tasks)
             self._open.add(publisher)
             return publisher
@@ -185,7 +190,7 @@ class Client:
         address, topic = self._window(url, side, "out")
         given = schema if isinstance(schema, Schema | None) else Schema(schema)
         begin = start if start is not None else "earliest" if group is not None else "latest"
-        _check_start(begin)
+        check_start(begin)
 
         async def opened() -> Subscriber:
             self._check_offered(begin, group)
@@ -194,8 +199,8 @@ class Client:
                 self._home, self.bus, address, topic, schema=found, start=begin, group=group,
                 options=options or SubscriberOptions(), notify=self._notifier(on_notice),
             )  # fmt: skip
-            await subscriber.open()
             self._open.add(subscriber)
+            await subscriber.open()
             return subscriber
 
         return Opening(opened)
@@ -305,10 +310,13 @@ class Client:
 
         The first publisher that could not be flushed raises, after everything is closed.
         """
-        if self._closed:
-            return
         self._home.check()
         self._closed = True
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close(), name="esp client close")
+        await asyncio.shield(self._closing)  # who is cancelled here stops waiting; the rest still goes on
+
+    async def _close(self) -> None:
         failures: list[Exception] = []
         try:
             for opened in list(self._open):
@@ -319,20 +327,18 @@ class Client:
         finally:
             self._stop.set()
             self._keeper.cancel()
-            await asyncio.wait([self._keeper])
-            await self.bus.aclose()
+            try:
+                await asyncio.wait([self._keeper])
+            finally:
+                await self.bus.aclose()
         if failures:
             raise failures[0]
 
+    async def __aenter__(self) -> Client:
+        return self
 
-def _check_start(start: Any) -> None:
-    naive = isinstance(start, datetime) and start.tzinfo is None
-    negative = isinstance(start, int) and (isinstance(start, bool) or start < 0)
-    known = start in ("earliest", "latest") if isinstance(start, str) else isinstance(start, int | datetime)
-    if naive or negative or not known:
-        raise ConfigError(
-            f"start is 'earliest', 'latest', a position from 0 on, or a datetime with a time zone, not {start!r}"
-        )
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
 
 def log_notice(notice: Notice) -> None:
@@ -350,8 +356,12 @@ async def open_client(
     settings: dict[str, Any],
 ) -> Client:
     """Find the driver, read its options, open the bus."""
-    found = driver(bus)
+    found = await asyncio.to_thread(driver, bus)
     options = await asyncio.to_thread(load_options, found.Options, section=bus, config=config, keywords=settings)
     client = Client(await found.open_bus(options), on_notice)
-    await client.start()
+    try:
+        await client.start()
+    except BaseException:
+        await client.aclose()
+        raise
     return client

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from .errors import TooLarge, ValueRefused
 from .events import Block, Event, Opcode
 from .schema import Schema
-from .wire.frame import ARROW, LIMITS, MARKED, ROWS, TRANSACTIONAL, Limits
+from .wire.frame import ARROW, BODY_AT, LIMITS, MARKED, ROWS, TRANSACTIONAL, Limits
 from .wire.rows import codec
 
 _PAIRS = re.compile(b"\x06+")
@@ -52,8 +52,8 @@ class Encoder:
     def _from_rows(self, rows: Sequence[Any], opcode: Any, flags: Any) -> Encoded:
         opcodes: int | bytes
         marks: int | bytes
-        if opcode is Opcode.INSERT and type(flags) is int:
-            opcodes, marks = 1, flags
+        if opcode is Opcode.INSERT and type(flags) is int and flags == 0:
+            opcodes, marks = 1, 0
         else:
             opcodes, marks = _opcodes(opcode, len(rows)), _each(flags, len(rows), "flags")
         if not self._arrow:
@@ -80,6 +80,12 @@ class Encoder:
                 f"the block's schema is {block.schema}, the publisher's is {self._schema}", row=0, field="", value=block
             )
         frame = block.frame
+        if frame.count > self._limits.events or len(frame.data) - BODY_AT > self._limits.frame_bytes:
+            raise TooLarge(
+                f"a received block of {frame.count} events, {len(frame.data)} bytes, is over this publisher's limits",
+                size=len(frame.data),
+                limit=self._limits.frame_bytes,
+            )
         return Encoded(frame.body_kind, frame.flags & (MARKED | TRANSACTIONAL), frame.count, frame.body)
 
     def _from_table(self, data: Any, opcode: Any, flags: Any) -> Encoded:
@@ -100,6 +106,10 @@ class Encoder:
 
 def _each(values: Any, count: int, what: str) -> int | bytes:
     """One small integer for all events, or one byte an event."""
+    if not isinstance(values, Iterable | int):
+        raise ValueRefused(
+            f"{what} are one integer, or one for each event, not {values!r}", row=0, field=what, value=values
+        )
     listed = [values] if isinstance(values, int) else list(values)
     if len(listed) not in (1 if isinstance(values, int) else count, count):
         raise ValueRefused(f"{len(listed)} {what} for {count} events", row=0, field=what, value=values)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from .client import Client, Opening, open_client
+from .errors import EspError
 from .notices import Notice
 from .registry import driver
 
@@ -52,9 +53,18 @@ def init(
 
 
 async def shutdown() -> None:
-    """Close every client that is open on this loop, and forget the choice of `set_pubsub_lib`."""
+    """Close every client that is open on this loop, and forget the choice of `set_pubsub_lib`.
+
+    What the first one could not flush raises, when all are closed.
+    """
     global _choice
     _choice = _Choice("embedded", None, {})
+    failures: list[Exception] = []
     for client in list(_clients):
         if client.is_here():
-            await client.aclose()
+            try:
+                await client.aclose()
+            except EspError as error:
+                failures.append(error)
+    if failures:
+        raise failures[0]

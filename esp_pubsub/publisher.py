@@ -7,11 +7,13 @@ import contextlib
 import heapq
 import logging
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
+from ._news import News
 from .address import Address
 from .bus import Bus
 from .encode import Encoder
@@ -24,6 +26,7 @@ from .errors import (
     EspError,
     InputDiffers,
     Overrun,
+    TooLarge,
     WrongOrder,
 )
 from .events import Opcode
@@ -153,11 +156,13 @@ class Publisher:
         if failover is not None:
             self._join_group(bus, failover)
         self._task: asyncio.Task[None] | None = None
-        self._closing = False
+        self._closing = False  # no more blocks are taken
+        self._closed = False  # nothing more is sent
         self._failure: Exception | None = None
         self._settled = 0
-        self._line = asyncio.Lock()
-        self._room = asyncio.Event()
+        self._line: deque[object] = deque()
+        self._room = News()
+        self._largest = bus.capabilities.max_message_bytes
         self._for_ack: list[tuple[int, int, asyncio.Future[None]]] = []
         self._asked = 0
         self._turns = 0
@@ -217,8 +222,10 @@ class Publisher:
         if self._turns % _YIELD_EVERY == 0:
             await asyncio.sleep(0)
             self._check()
+        if size > self._largest:
+            raise TooLarge(f"a block of {size} bytes; this bus takes {self._largest}", size=size, limit=self._largest)
         outbox = self._outbox
-        if self._line.locked() or not outbox.room(size):
+        if self._line or not outbox.room(size):
             await self._wait_for_room(size)
         if transactional:
             marks |= TRANSACTIONAL
@@ -246,11 +253,15 @@ class Publisher:
             )
             self._fail(overrun)
             raise overrun
-        async with self._line:
-            while not self._outbox.room(size):
-                self._room.clear()
+        turn = object()
+        self._line.append(turn)
+        try:
+            while self._line[0] is not turn or not self._outbox.room(size):
                 await self._room.wait()
                 self._check()
+        finally:
+            self._line.remove(turn)
+            self._room.tell()
 
     def _acked(self, id: int) -> None:
         """The sender's blocks up to this one are on the bus."""
@@ -267,7 +278,7 @@ class Publisher:
             self._advance(min(self._member.m, self._member.agreed))
 
     def _advance(self, id: int) -> None:
-        self._room.set()
+        self._room.tell()
         if id <= self._settled:
             return
         self._settled = id
@@ -297,7 +308,7 @@ class Publisher:
 
     def _wake_all(self) -> None:
         """Everybody who waits looks again, and finds us failed or closed."""
-        self._room.set()
+        self._room.tell()
         for _, _, future in self._for_ack:
             if not future.done():
                 future.set_result(None)
@@ -307,20 +318,20 @@ class Publisher:
         """Wait until the block with this id is on the bus. DeliveryUnknown past the timeout (or ack_timeout)."""
         if not 1 <= id <= self._outbox.last:
             raise ValueError(f"no block has the id {id}; the last one given is {self._outbox.last}")
+        self._home.check()
         if id > self._settled:
-            self._home.check()
-            self._raise_failure()
+            self._raise_if_over(id)
             await self._wait_for(id, self.options.ack_timeout if timeout is None else timeout)
         if id > self._settled:
-            self._raise_failure()
-            raise Closed(f"the publisher on {self.topic} was closed before block {id} was acknowledged", id=id)
+            self._raise_if_over(id)
         group = self._group
         return "covered" if group is not None and (group.role != "active" or id <= group.took_over_at) else "acked"
 
     async def _wait_for(self, id: int, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()
         self._asked += 1
-        heapq.heappush(self._for_ack, (id, self._asked, future))
+        entry = (id, self._asked, future)
+        heapq.heappush(self._for_ack, entry)
         try:
             async with asyncio.timeout(seconds):
                 await future
@@ -330,6 +341,10 @@ class Publisher:
                 "being tried: await the delivery again",
                 id=id,
             ) from None
+        finally:
+            if not future.done() or future.cancelled():
+                self._for_ack.remove(entry)
+                heapq.heapify(self._for_ack)
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every block that has an id is on the bus. DeliveryUnknown names the first that is late."""
@@ -393,30 +408,49 @@ class Publisher:
         if self._failure is not None:
             raise self._failure
 
-    def _raise_failure(self) -> None:
+    def _raise_if_over(self, id: int) -> None:
+        """Nothing more will become of a block that is not acknowledged by now."""
         if self._failure is not None:
             raise self._failure
+        if self._closed:
+            raise Closed(f"the publisher on {self.topic} was closed before block {id} was acknowledged", id=id)
 
     async def aclose(self) -> None:
         """Flush within `close_timeout`, then stop. DeliveryUnknown names what is not acknowledged. Idempotent.
 
         An active failover member lets the next one lead; a standby waits for its blocks to be covered.
         """
-        if self._closing:
-            return
         self._home.check()
+        if self._closed:
+            return
         self._closing = True
+        self._room.tell()  # whoever waits for room gives up, before anything is flushed
         try:
             if self._failure is None:
                 await self.flush(self.options.close_timeout)
-                if self._group is not None:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(self.options.close_timeout):
-                            await self._group.hand_over()
-        finally:
+                await self._leave_group()
+        except asyncio.CancelledError:
+            raise  # still sending: closing again goes on from here
+        except BaseException:
+            await self._stop()
+            raise
+        await self._stop()
+        if self._failure is not None and self._settled < self._outbox.last:
+            raise self._failure
+
+    async def _leave_group(self) -> None:
+        if self._group is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.options.close_timeout):
+                    await self._group.hand_over()
+
+    async def _stop(self) -> None:
+        self._closed = True
+        try:
             if self._task is not None:
                 self._task.cancel()
                 await asyncio.wait([self._task])
+        finally:
             self._wake_all()
 
     async def __aenter__(self) -> Publisher:

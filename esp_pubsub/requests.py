@@ -28,7 +28,7 @@ async def query(client: Client, address: Address, timeout: float) -> list[str]:
         raise NotOffered(f"{address} asks nothing: add ?get=schema, ?get=projects, ?get=windows ...", capability="get")
     if what == "schema":
         address.require_window()
-        for side in ("out", "in"):
+        for side in (address.options.side,) if address.options.side else ("out", "in"):
             text = (
                 await client.bus.retained(address.topic(side), SCHEMA_KEY) if client.bus.capabilities.retained else None
             )
@@ -45,7 +45,7 @@ async def query(client: Client, address: Address, timeout: float) -> list[str]:
 
 def _names(topics: Any, address: Address, depth: int, *, source_only: bool) -> list[str]:
     """Names one level below the address, without doubles, sorted."""
-    above = [part for part in (address.project, address.contquery) if part is not None]
+    above = [part for part in (address.project, address.contquery)[:depth] if part is not None]
     found = set()
     for topic in topics:
         hostport, *parts = topic.split("/")

@@ -15,7 +15,8 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from .bus import Bus, Pipe
 from .errors import BusError, BusUnavailable
@@ -49,7 +50,7 @@ class Sender:
         self.settled = 0
         self.sent = 0
         self.term = 0
-        self.pipes = 0
+        self._troubled = False
         self._bus = bus
         self._topic = topic
         self._outbox = outbox
@@ -78,14 +79,15 @@ class Sender:
             try:
                 await self._one_pipe()
             except BusUnavailable as error:
+                self._troubled = True
                 self._trouble(error)
             pause = _FIRST_PAUSE if self.settled > began else min(2 * pause, _LONGEST_PAUSE)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # so that many publishers do not come back at once
 
     async def _one_pipe(self) -> None:
         pipe = await self._bus.pipe(self._topic)
-        self.pipes += 1
-        if self.pipes > 1:
+        if self._troubled:
+            self._troubled = False
             self._trouble(None)
         self.sent = self.settled
         self._written.clear()
@@ -93,10 +95,11 @@ class Sender:
         self._carried = 0
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._write(pipe))
-                tasks.create_task(self._confirm(pipe))
-        except ExceptionGroup as group:
-            raise _first(group) from group
+                both = [tasks.create_task(_outcome(work)) for work in (self._write(pipe), self._confirm(pipe))]
+                ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+                for task in both:
+                    task.cancel()
+            raise next(task for task in both if task in ended).result()
         finally:
             await pipe.aclose()
 
@@ -177,7 +180,12 @@ def _size(blocks: list[Sealed]) -> int:
     return sum(SEALED_AT + len(block.data) for block in blocks)
 
 
-def _first(group: ExceptionGroup[Exception]) -> Exception:
-    """The trouble of a pipe: if both tasks had it, the first one's says why. What is no BusError is a fault of ours."""
-    faults = group.split(BusError)[1]
-    return faults or group.exceptions[0]
+async def _outcome(work: Coroutine[Any, Any, None]) -> Exception:
+    """How a task of a pipe ended. It is returned, because on Python 3.11 a TaskGroup that is cancelled in the very turn
+    in which a child raises forgets the cancellation.
+    """
+    try:
+        await work
+    except Exception as error:  # noqa: BLE001  # raised by whoever asked
+        return error
+    raise AssertionError("a pipe's tasks end by trouble only")

@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -41,6 +42,17 @@ if TYPE_CHECKING:
 
 SCHEMA_KEY, RUNS_KEY = "schema", "runs"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
+
+
+def check_start(start: Any) -> None:
+    """ConfigError for anything that is no place on a topic."""
+    naive = isinstance(start, datetime) and start.tzinfo is None
+    negative = isinstance(start, int) and (isinstance(start, bool) or start < 0)
+    known = start in ("earliest", "latest") if isinstance(start, str) else isinstance(start, int | datetime)
+    if naive or negative or not known:
+        raise ConfigError(
+            f"start is 'earliest', 'latest', a position from 0 on, or a datetime with a time zone, not {start!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +117,21 @@ class Subscriber:
         self._read_to: int | None = None
         self._feed: Feed | None = None
         self._resumed = False
-        self._accept = self._new_accept()
+        self._accept = self._new_accept(from_start=start in ("earliest", 0))
         self._ledger = Ledger() if group is not None else None
         self._ready: deque[Block] = deque()
         self._to_release: list[Any] = []
+        self._incoming: Sequence[Message | Break] = ()
         self._taking = False
         self._closed = False
         self._last: Block | None = None
         self._unstored = False
         self._counts = dict.fromkeys(SubscriberStats.__slots__, 0)
 
-    def _new_accept(self) -> Accept:
+    def _new_accept(self, *, from_start: bool) -> Accept:
         return Accept(
             suffix_only=self._bus.capabilities.suffix_only,
-            from_start=self._start in ("earliest", 0),
+            from_start=from_start,
             max_sources=self.options.max_sources,
         )
 
@@ -127,13 +140,26 @@ class Subscriber:
         if not self._accept.from_start and self._bus.capabilities.retained:
             runs = await self._bus.retained(self.topic, RUNS_KEY)
             self._accept.joined_at_run = dict(msgpack.unpackb(runs, strict_map_key=False)) if runs else {}
-        self._feed = await self._bus.feed(self.topic, self._start, self.group)
+        self._feed = await self._place(self._start)
+
+    async def _place(self, start: Start) -> Feed:
+        """A new feed. "Latest" becomes the number it stands for, so that a feed that dies unread loses nothing."""
+        if start == "latest" and self._replay:
+            feed = await self._bus.feed(self.topic, start, None)
+            try:
+                start = (await feed.bounds()).end
+            finally:
+                await feed.aclose()
+        feed = await self._bus.feed(self.topic, start, self.group)
+        self._start = start
+        return feed
 
     def __aiter__(self) -> Subscriber:
         return self
 
     async def __anext__(self) -> Block:
         """The next block. Waits without end; put it in `asyncio.timeout` for one. Cancelled: nothing is lost."""
+        self._home.check()
         if not self._ready:
             await self._fill()
         self._last = self._ready.popleft()
@@ -176,11 +202,13 @@ class Subscriber:
         """One read, its outcome, and what can be let go. A feed that dies is replaced by the next step."""
         try:
             feed = self._feed or await self._reopen()
-            messages = await feed.read(self.options.read_blocks, self.options.read_bytes)
+            if not self._incoming:
+                self._incoming = await feed.read(self.options.read_blocks, self.options.read_bytes)
             if not self._resumed:
                 self._resume(feed)
             if self.schema is None:
-                await self._find_schema(messages)
+                await self._find_schema(self._incoming)
+            messages, self._incoming = self._incoming, ()
             self._take(messages)
             if self._to_release:
                 await feed.release(self._to_release)
@@ -193,6 +221,7 @@ class Subscriber:
             raise StopAsyncIteration from None
         feed, self._feed = self._feed, None
         self._to_release = []
+        self._incoming = ()  # it comes again: nothing of it was taken
         if feed is not None:
             self._notify(Failure("pubsubFail_SERVERDISCONNECT", "pubsubCode_READFAILED", error))
             await feed.aclose()
@@ -201,6 +230,8 @@ class Subscriber:
         """A new feed behind what was read, or, in a group, behind what was confirmed."""
         pause = _FIRST_PAUSE
         while True:
+            if self._closed:
+                raise StopAsyncIteration
             try:
                 start = self._start if self._read_to is None else self._read_to + 1
                 self._feed = await self._bus.feed(self.topic, start, self.group)
@@ -208,6 +239,9 @@ class Subscriber:
             except BusUnavailable:
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE)
+        if self._closed:
+            await self._feed.aclose()
+            raise StopAsyncIteration
         self._resumed = False
         if not self._replay:
             self._accept.redelivery()
@@ -219,12 +253,17 @@ class Subscriber:
 
     def _resume(self, feed: Feed) -> None:
         """Take up the state that the group stored with its position, once it is known."""
-        self._resumed = True
         if self._ledger is not None and feed.state is not None:
             accept = self._accept
-            accept.from_start, known = parse_state(feed.state)
+            try:
+                accept.from_start, known = parse_state(feed.state)
+            except ValueError as e:
+                raise BusRefused(
+                    f"what group {self.group!r} on {self.topic} stored cannot be read ({e}); was it another version?"
+                ) from None
             accept.resume(furthest({number: (s.run, s.last, s.chain) for number, s in accept.sources.items()}, known))
             self._ledger.known = furthest(self._ledger.known, known)
+        self._resumed = True
 
     def _take(self, messages: Sequence[Message | Break]) -> None:
         """Messages to blocks and notices. Nothing is awaited here."""
@@ -304,7 +343,7 @@ class Subscriber:
         text = await self._bus.retained(self.topic, SCHEMA_KEY) if self._bus.capabilities.retained else None
         if text is not None:
             self.schema = Schema(text.decode())
-        elif any(isinstance(message, Message) for message in messages):
+        elif any(isinstance(message, Message) and _is_block(message) for message in messages):
             raise SchemaError(f"there are blocks on {self.topic}, but no schema is retained: pass schema=")
 
     async def confirm(self, block: Block | None = None) -> None:
@@ -318,8 +357,10 @@ class Subscriber:
             raise NoGroup(f"the subscriber on {self.topic} has no group to confirm for; pass group=")
         if self._closed:
             raise Closed(f"the subscriber on {self.topic} is closed")
-        block = block or self._last
+        block = block if block is not None else self._last
         if block is not None:
+            if not self._ledger.has(block.serial):
+                raise WrongOrder(f"block {block.id} was not delivered by this subscriber; confirm its own blocks")
             self._unstored = self._ledger.confirm(block.serial) or self._unstored
         if not self._unstored:
             return
@@ -335,14 +376,19 @@ class Subscriber:
     async def seek(self, start: Start) -> None:
         """Read on from another place; without a group. What was read and not yet asked for is dropped."""
         self._home.check()
+        check_start(start)
+        if self._closed:
+            raise Closed(f"the subscriber on {self.topic} is closed; open a new one")
+        if self._taking:
+            raise WrongOrder("another task is reading from this subscriber; seek when it does not")
         if self.group is not None:
             raise WrongOrder("a group reads on from what it confirmed; to seek, read without a group")
         if not self._replay:
             raise BusRefused(f"{self.topic}: this bus keeps nothing to seek in")
-        feed = await self._bus.feed(self.topic, start, None)
-        old, self._feed, self._start, self._read_to = self._feed, feed, start, None
+        feed = await self._place(start)
+        old, self._feed, self._read_to, self._incoming = self._feed, feed, None, ()
         self._ready.clear()
-        self._accept = self._new_accept()
+        self._accept = self._new_accept(from_start=start in ("earliest", 0))
         if old is not None:
             await old.aclose()
 
@@ -358,6 +404,7 @@ class Subscriber:
             return
         self._home.check()
         self._closed = True
+        self._ready.clear()
         feed, self._feed = self._feed, None
         if feed is not None:
             await feed.aclose()
@@ -367,6 +414,13 @@ class Subscriber:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _is_block(message: Message) -> bool:
+    try:
+        return parse(message.data).kind == BLOCK
+    except BadFrame:
+        return False
 
 
 _COUNTED = {"double": "doubles", "stale": "stale", "diverged": "diverged", "beat": "beats"}

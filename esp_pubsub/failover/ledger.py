@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 import msgpack
 
 from ..wire.frame import Frame
 
+_LEDGERS = count(1)
 Known = dict[int, tuple[int, int, int | None]]
 
 
@@ -41,15 +43,16 @@ class Ledger:
     def __init__(self) -> None:
         self.known: Known = {}
         self.done: Any = None
-        self._serial = 0
+        self._first = next(_LEDGERS) << 48  # no two readers number their blocks alike
+        self._serial = self._first - 1
         self._arrived: deque[Any] = deque()
         self._undone: set[Any] = set()
         self._delivered: deque[_Delivered] = deque()
         self._adrift: dict[tuple[int, int, int], _Delivered] = {}
 
     def __len__(self) -> int:
-        """Messages that stop the position from moving on."""
-        return len(self._arrived)
+        """Blocks that were delivered and are not confirmed."""
+        return len(self._delivered)
 
     def arrived(self, position: Any) -> None:
         """A message was read."""
@@ -67,6 +70,7 @@ class Ledger:
                 delivered.position = position
                 return False
         self._undone.discard(position)
+        self._move_on()
         return True
 
     def delivered(self, frame: Frame) -> int:
@@ -82,14 +86,23 @@ class Ledger:
             return False
         while delivered and delivered[0].serial <= serial:
             block = delivered.popleft()
-            self.known[block.source] = (block.run, block.id, block.chain)
+            known = self.known.get(block.source, (-1, 0, 0))
+            if (block.run, block.id) > known[:2]:  # another reader of the group may have confirmed further
+                self.known[block.source] = (block.run, block.id, block.chain)
             self._undone.discard(block.position)
             if self._adrift:
                 self._adrift.pop((block.source, block.run, block.id), None)
+        self._move_on()
+        return True
+
+    def _move_on(self) -> None:
         arrived, undone = self._arrived, self._undone
         while arrived and arrived[0] not in undone:
             self.done = arrived.popleft()
-        return True
+
+    def has(self, serial: int) -> bool:
+        """Whether a block of this number was delivered from here."""
+        return self._first <= serial <= self._serial
 
     def redelivery(self) -> None:
         """A queue's feed died: what is unconfirmed comes again, under other positions."""

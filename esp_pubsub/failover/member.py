@@ -152,8 +152,7 @@ class Member:
 
 def _keep(chains: dict[int, int], id: int, chain: int, most: int) -> None:
     chains[id] = chain
-    if len(chains) > most:
-        del chains[next(iter(chains))]
+    chains.pop(id - most, None)
 
 
 def diagram() -> str:

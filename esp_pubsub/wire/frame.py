@@ -131,7 +131,10 @@ def parse(data: bytes, position: Any = None, limits: Limits = LIMITS) -> Frame:
         fields[0] != MAGIC
         or fields[1] != fields[2]
         or crc32(data[SEALED_AT:], fields[3]) != fields[4]
-        or ((len(data) > _SMALL or fields[8] > 1) and _over(limits, len(data) - BODY_AT, fields[8]))
+        or (
+            (len(data) > _SMALL or fields[8] > 1 or limits is not LIMITS)
+            and _over(limits, len(data) - BODY_AT, fields[8])
+        )
     ):
         reason = _why(data, limits)
         raise BadFrame(reason, reason=reason)

@@ -67,7 +67,7 @@ def _close_all(stores: Sequence[Store]) -> None:
 
 def _close_opened(opening: asyncio.Future[Store]) -> None:
     if not opening.cancelled() and opening.exception() is None:
-        close_store(opening.result())
+        opening.get_loop().run_in_executor(None, close_store, opening.result())
 
 
 class EmbeddedBus:
@@ -87,9 +87,9 @@ class EmbeddedBus:
 
     async def topic(self, name: str) -> Store:
         """The environment of a topic, opened or made and entered in the catalog."""
-        if self._closed:
-            raise BusUnavailable("the embedded bus was closed")
         async with self._opening:
+            if self._closed:
+                raise BusUnavailable("the embedded bus was closed")
             if name not in self._topics:
                 path = topic_directory(self._root, name)
                 store = await _opened(path, max(4 * self.options.ring_size, 1 << 30), self.options)
@@ -200,7 +200,8 @@ class EmbeddedBus:
         self._closed = True
         for opened in list(self._open):
             await opened.aclose()
-        self.bells.close()
+        async with self._opening:
+            self.bells.close()
         stores, self._topics = [*self._topics.values(), self.meta], {}
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close_all, stores))
 

@@ -64,6 +64,7 @@ class Store:
         self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._name = processes.name().encode()
         self._commits = 0
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"esp-write-{path.name}", daemon=True)
         self._thread.start()
 
@@ -85,6 +86,8 @@ class Store:
         Cancelled: if the thread has not begun it, it is not carried out; else it is, and nobody hears of it.
         """
         self._check_process()
+        if self._closed:
+            raise BusUnavailable(f"{self.path} was closed")
         future: Future[T] = Future()
         self._writes.put((function, future))
         wrapped = asyncio.wrap_future(future)
@@ -147,12 +150,9 @@ class Store:
         if self.pid != os.getpid():
             raise WrongOrder("this client was opened before a fork; open a new one in the child, or start it by spawn")
 
-    def disown(self) -> None:
-        """In a forked child: close the inherited handle, which leaves the parent's alone."""
-        self._env.close()
-
     def close(self) -> None:
         """End the thread and close the files. A thread that waits for a stopped process's lock is left behind."""
+        self._closed = True
         self._writes.put(None)
         self._thread.join(timeout=2.0)
         if not self._thread.is_alive():
@@ -220,8 +220,10 @@ def open_store(path: Path, *, map_bytes: int, disk: bool) -> Store:
     with _opening:
         store = _open.get(path)
         if store is not None and store.pid != os.getpid():
-            store.disown()
-            store = None
+            raise WrongOrder(
+                f"{path} was open in the parent when this process was forked, and can be used in one of them only: "
+                "start children by spawn, or fork before the bus is opened"
+            )
         if store is None:
             store = _open[path] = _made(path, map_bytes=map_bytes, disk=disk)
         if store.disk != disk:
