@@ -267,7 +267,7 @@ class Publisher:
         """The sender's blocks up to this one are on the bus."""
         if self._member is not None and self._group is not None:
             self._member.acked(id)
-            self._group.tell()
+            self._group.acked()
         else:
             self._outbox.trim(id)
         self._advance(id)

@@ -19,9 +19,8 @@ from typing import Literal, cast
 
 from .._news import News
 from ..bus import Bus, Deaths, Election, Message
-from ..errors import BadFrame, BusUnavailable, ConfigError
+from ..errors import BusUnavailable, ConfigError
 from ..sender import Sender
-from ..wire.frame import BEAT, BLOCK, parse
 from .control import Beat, Claim, Control, Identity, Setup, differences
 from .log_election import LogElection
 from .member import Event, Member, Role
@@ -164,7 +163,12 @@ class Group:
             await self._news.wait()
 
     def tell(self) -> None:
-        """The member's outbox changed: it may have become eligible."""
+        """The member's outbox changed: a standby may have become eligible."""
+        if self._member.role == "standby":
+            self._news.tell()
+
+    def acked(self) -> None:
+        """What we sent is confirmed further than before."""
         self._news.tell()
 
     @property
@@ -206,9 +210,10 @@ class Group:
         try:
             self._following = True
             while True:
-                for message in await feed.read(1_000, 4 << 20):
-                    if isinstance(message, Message):
-                        self._see(message)
+                messages = [m for m in await feed.read(1_000, 4 << 20) if isinstance(m, Message)]
+                self._member.follow_all([message.data for message in messages])
+                if messages and self._bus.capabilities.replay:
+                    self._followed = messages[-1].position
                 self._told()
                 self._news.tell()
         finally:
@@ -228,17 +233,6 @@ class Group:
         if self._followed is not None:
             start = max(start, self._followed + 1)
         return start
-
-    def _see(self, message: Message) -> None:
-        try:
-            frame = parse(message.data, message.position)
-        except BadFrame:
-            return
-        finally:
-            if self._bus.capabilities.replay:
-                self._followed = message.position
-        if frame.kind in (BLOCK, BEAT):
-            self._member.follow(frame)
 
     # leading
 

@@ -46,6 +46,7 @@ WINDOW_BYTES = 16 << 20
 _HEAD = struct.Struct("<4sIQQQII")
 _SEALED = struct.Struct("<BBHIQQQQ")
 _SMALL = 1 << 16  # bytes up to which a message of one event cannot be over a limit
+_GLANCE = struct.Struct("<4s28xIIB7xQQQ")
 _head = _HEAD.pack
 _seal = _SEALED.pack
 _unpack = HEADER.unpack_from
@@ -139,6 +140,15 @@ def parse(data: bytes, position: Any = None, limits: Limits = LIMITS) -> Frame:
         reason = _why(data, limits)
         raise BadFrame(reason, reason=reason)
     return _new(Frame, fields + (data, position))  # noqa: RUF005  # twice as fast as unpacking
+
+
+def glance(data: bytes) -> tuple[bytes, int, int, int, int, int, int]:
+    """Magic, link, chain, kind, source, run and id as a message claims them, for who knows what they must be."""
+    try:
+        found: tuple[bytes, int, int, int, int, int, int] = _GLANCE.unpack_from(data)
+        return found
+    except struct.error:
+        return b"", 0, 0, 0, 0, 0, 0
 
 
 def _over(limits: Limits, length: int, count: int) -> bool:
