@@ -240,28 +240,35 @@ class Publisher:
             raise
         self._events += count
         self._bytes += size
-        if self._group is not None:
+        if self._group is not None and self._member is not None:
+            if self._settled < self._member.m:
+                self._told()
             self._group.tell()
         self._sender.wake()
         return Delivery(self, id)
 
     async def _wait_for_room(self, size: int) -> None:
         """First come, first served. When this returns there is room, until the caller awaits something."""
-        if self._leaves_when_full and self._group is not None and self._group.role != "active":
-            overrun = Overrun(
-                f"the standby buffer of {len(self._outbox)} blocks on {self.topic} is full; this member leaves"
-            )
-            self._fail(overrun)
-            raise overrun
         turn = object()
         self._line.append(turn)
         try:
             while self._line[0] is not turn or not self._outbox.room(size):
+                self._leave_if_full()
                 await self._room.wait()
                 self._check()
         finally:
             self._line.remove(turn)
             self._room.tell()
+
+    def _leave_if_full(self) -> None:
+        """A standby whose input cannot wait gives up once it knows that another member leads."""
+        group = self._group
+        if self._leaves_when_full and group is not None and group.role != "active" and group.others_lead:
+            overrun = Overrun(
+                f"the standby buffer of {len(self._outbox)} blocks on {self.topic} is full; this member leaves"
+            )
+            self._fail(overrun)
+            raise overrun
 
     def _acked(self, id: int) -> None:
         """The sender's blocks up to this one are on the bus."""
@@ -304,6 +311,8 @@ class Publisher:
             self._notify(Failure("pubsubFail_APIFAIL", "pubsubCode_WRITEEVENTS", error))
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
+        if self._group is not None:
+            self._group.leave()
         self._wake_all()
 
     def _wake_all(self) -> None:

@@ -369,6 +369,7 @@ class Subscriber:
                 raise BusUnavailable(f"the link to {self.topic} is down; confirm again after the next block")
             await self._feed.confirm(self._ledger.done, self._ledger.state(from_start=self._accept.from_start))
             self._unstored = False
+            self._ledger.stored()
         except BusUnavailable as error:
             await self._lose_feed(error)
             raise

@@ -19,7 +19,7 @@ from typing import Literal, cast
 
 from .._news import News
 from ..bus import Bus, Deaths, Election, Message
-from ..errors import BusUnavailable, ConfigError
+from ..errors import BusUnavailable, Closed, ConfigError
 from ..sender import Sender
 from .control import Beat, Claim, Control, Identity, Setup, differences
 from .log_election import LogElection
@@ -30,6 +30,7 @@ _BACK = 10_000  # messages before the end in which a new member looks for its gr
 _PAUSE = 0.05
 _CATCH_UP = 1.0
 _POSITION_EVERY = 1.0
+_HEARD = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class Group:
         self._hear_election = log_election.hear
         self._failure: Exception | None = None
         self._followed: int | None = None
+        self._heard_other_at = -_HEARD
         self._following = False
         self._hand_over: asyncio.Future[None] | None = None
         self._changes: set[asyncio.Queue[RoleChange]] = set()
@@ -135,7 +137,7 @@ class Group:
         except ExceptionGroup as group:
             raise _first(group) from None
         finally:
-            self._step("leave")
+            self.leave()
 
     async def _raise_failure(self) -> None:
         """What a callback found wrong for good, raised where it ends everything."""
@@ -180,20 +182,32 @@ class Group:
 
     def _hear(self, said: Beat | Claim) -> None:
         member = self._member
-        if said.identity.nonce != self.identity.nonce and said.run >= member.run and isinstance(said, Beat):
-            differ = differences(self._setup, said.setup)
-            if differ is not None and said.run == member.run:
-                self._fail(differ)
-                return
+        if isinstance(said, Beat) and said.identity.nonce != self.identity.nonce:
             try:
-                member.heard(said.run, said.settled, said.chain)
-            except Exception as error:  # noqa: BLE001  # InputDiffers or Stale: the member leaves
+                self._hear_other(said)
+            except Exception as error:  # noqa: BLE001  # what ends the membership is raised out of run
                 self._fail(error)
                 return
         if said.run == member.run:
             self._hear_election(said)
         self._told()
         self._news.tell()
+
+    def _hear_other(self, said: Beat) -> None:
+        """Another member leads. What a group said that is long gone binds nobody: only who speaks now is compared."""
+        speaks_now = self._control.reading.is_set()
+        differ = differences(self._setup, said.setup)
+        if differ is None:
+            self._member.heard(said.run, said.settled, said.chain)
+        elif speaks_now:
+            raise differ
+        if speaks_now and not said.resigns:
+            self._heard_other_at = asyncio.get_running_loop().time()
+
+    @property
+    def others_lead(self) -> bool:
+        """Another member was heard to lead, a moment ago."""
+        return asyncio.get_running_loop().time() - self._heard_other_at < _HEARD
 
     async def _follow(self) -> None:
         """Read the topic while somebody else sends. Trouble is waited out: m stays too low, which is safe."""
@@ -369,6 +383,14 @@ class Group:
             queue.put_nowait(self.last_switch)
         self._told()
         self._news.tell()
+
+    def leave(self) -> None:
+        """This member takes part no more; idempotent."""
+        self._step("leave")
+        done, self._hand_over = self._hand_over, None
+        if done is not None and not done.done():
+            done.set_exception(Closed(f"{self.identity.name} left its group before it had handed over"))
+            done.exception()  # it is seen, also if nobody waits any more
 
     async def hand_over(self) -> None:
         """Send what has an id, then let another member lead. Returns when that is done, or at once on a standby."""

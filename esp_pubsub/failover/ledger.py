@@ -48,6 +48,7 @@ class Ledger:
         self._arrived: deque[Any] = deque()
         self._undone: set[Any] = set()
         self._delivered: deque[_Delivered] = deque()
+        self._unstored: list[_Delivered] = []
         self._adrift: dict[tuple[int, int, int], _Delivered] = {}
 
     def __len__(self) -> int:
@@ -62,7 +63,8 @@ class Ledger:
     def dropped(self, position: Any, frame: Frame | None = None) -> bool:
         """A message will not be delivered; True if it may be let go at once.
 
-        Not so one that was delivered from a feed that died and came back: it is let go when its block is confirmed.
+        Not so one that was delivered from a feed that died and came back: it is let go when its block is confirmed and
+        that is stored.
         """
         if frame is not None and self._adrift:
             delivered = self._adrift.pop((frame.source, frame.run, frame.id), None)
@@ -90,10 +92,17 @@ class Ledger:
             if (block.run, block.id) > known[:2]:  # another reader of the group may have confirmed further
                 self.known[block.source] = (block.run, block.id, block.chain)
             self._undone.discard(block.position)
-            if self._adrift:
-                self._adrift.pop((block.source, block.run, block.id), None)
+            self._unstored.append(block)
         self._move_on()
         return True
+
+    def stored(self) -> None:
+        """What was confirmed so far is safe."""
+        for block in self._unstored:
+            self._undone.discard(block.position)
+            self._adrift.pop((block.source, block.run, block.id), None)
+        self._unstored.clear()
+        self._move_on()
 
     def _move_on(self) -> None:
         arrived, undone = self._arrived, self._undone
@@ -109,7 +118,7 @@ class Ledger:
         self.done = None
         self._arrived.clear()
         self._undone.clear()
-        for block in self._delivered:
+        for block in (*self._unstored, *self._delivered):
             block.position = None
             self._adrift[block.source, block.run, block.id] = block
 
@@ -117,6 +126,7 @@ class Ledger:
         """Another incarnation of the topic: nothing that was read can be confirmed any more."""
         self.known.clear()
         self._delivered.clear()
+        self._unstored.clear()
         self._adrift.clear()
         self.redelivery()
 

@@ -71,6 +71,7 @@ class LogElection:
             if not ballot.claim(said.term, nonce, said.saw_nonce, said.saw_number):
                 return
             self._term = said.term if nonce == self._identity.nonce else None
+            self._number = 0
         self._heard_at = asyncio.get_running_loop().time()
         self._nobody_leads = ballot.leader is None
         if ballot.leader not in (None, self._identity.nonce):

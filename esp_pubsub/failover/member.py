@@ -111,6 +111,8 @@ class Member:
             magic, link, chain, kind, source, run, id = glance(data)
             if (source, run) == ours and kind == BLOCK and magic == MAGIC and self._suffix_only:
                 if given.get(id) == chain:
+                    if id > self.agreed:
+                        self.agreed = id
                     if id > last:
                         last, last_chain = id, chain
                     continue
@@ -135,8 +137,6 @@ class Member:
         if chain is not None and last > (known.last if known is not None else 0):
             self._accept.resume({self.source: (self.run, last, chain)})
             self._advance(last)
-            if self._given.get(last) == chain:
-                self.agreed = max(self.agreed, last)
 
     def follow(self, frame: Frame) -> None:
         """A frame of the topic, in the order of the bus. Raises InputDiffers, or Stale for a higher run."""
