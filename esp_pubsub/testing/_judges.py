@@ -1,0 +1,282 @@
+"""What takes part in the model check: the real objects, each beside somebody who judges what it does.
+
+A `Core` is a member of a group with the input it reads. A `Reader` is a subscriber's accept rule and a user who knows
+what must come: 1, 2, 3, ... of the highest run, one continuing the other, nothing missed that was not lost. A `Grouped`
+is a reader with a ledger, whose user goes on, after a crash, behind what was confirmed and stored.
+
+Frames are known by codes (line, run, id, settled): which input built it, and what its sender knew. Id 0 is a beat.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+from ..errors import InputDiffers, Stale
+from ..failover.accept import Accept, Dropped, Outcome
+from ..failover.ledger import Ledger, furthest, parse_state
+from ..failover.member import Event, Member, Role
+from ..failover.outbox import Outbox
+from ..notices import InputDiffers as InputDiffersNotice
+from ..notices import Missed, NewRun
+from ..wire.frame import BEAT, BLOCK, ROWS, Frame, Sealed, frames, parse, seal
+from ._explorer import Broken
+
+SOURCE = 7
+FORK = 2  # lines are the same below this id
+
+
+class Code(NamedTuple):
+    """A frame."""
+
+    line: str
+    run: int
+    id: int
+    settled: int
+
+    def __str__(self) -> str:
+        what = f"{self.id}{self.line if self.line != 'A' else ''}" if self.id else "beat"
+        return what + (f"/{self.settled}" if self.settled else "") + (f" run {self.run}" if self.run else "")
+
+
+@cache
+def sealed(line: str, run: int, id: int) -> Sealed:
+    """A block of an input."""
+    link = sealed(line, run, id - 1).chain if id > 1 else 0
+    body = f"{line if id >= FORK else 'A'}{id}".encode()
+    return seal(BLOCK, ROWS, count=1, source=SOURCE, run=run, id=id, link=link, body=body)
+
+
+@cache
+def frame(code: Code) -> Frame:
+    """The frame as a reader parses it."""
+    one = sealed(code.line, code.run, code.id) if code.id else seal(BEAT, source=SOURCE, run=code.run)
+    return parse(frames([one], code.settled, 0)[0])
+
+
+class Core:
+    """A member and its input."""
+
+    def __init__(self, line: str, run: int, *, suffix_only: bool) -> None:
+        self.line = line
+        self.member = Member(SOURCE, run, Outbox(10, 1 << 20), suffix_only=suffix_only, buffer=10)
+
+    def tell(self, what: str, *arguments: object) -> None:
+        """Tell the member something; it leaves if it does not agree."""
+        try:
+            getattr(self.member, what)(*arguments)
+        except (InputDiffers, Stale):
+            self.member.step("leave")
+
+
+class CoreView(NamedTuple):
+    """What the others and the world may know of a member."""
+
+    role: Role
+    line: str
+    run: int
+    m: int
+    first: int
+    last: int
+    eligible: bool
+    chain: int | None
+
+
+def view(core: Core) -> CoreView:
+    """What can be seen of a member."""
+    m = core.member
+    return CoreView(
+        m.role, core.line, m.run, m.m, m.outbox.first, m.outbox.last, m.eligible, m.chain_at(m.m)
+    )  # fmt: skip
+
+
+def give(core: Core) -> None:
+    """Its input has one more block."""
+    core.tell("give", sealed(core.line, core.member.run, core.member.outbox.last + 1))
+
+
+def follow(core: Core, code: Code) -> None:
+    """It reads a frame of the topic."""
+    core.tell("follow", frame(code))
+
+
+def hear(core: Core, run: int, settled: int, chain: int | None) -> None:
+    """It reads a beat on the control topic."""
+    core.tell("heard", run, settled, chain)
+
+
+def acknowledge(core: Core, id: int) -> None:
+    """The bus confirmed what it sent."""
+    core.member.acked(id)
+
+
+def rejoin(core: Core) -> None:
+    """It follows the topic anew."""
+    core.member.rejoin()
+
+
+def step(core: Core, *events: Event) -> None:
+    """It takes other roles."""
+    for event in events:
+        core.member.step(event)
+
+
+class Reader:
+    """A subscriber and its judge. `next` is the id that must come, None while it joins. One that came late may miss
+    what was sent before it came, blocks below `bound`, but nothing else. `gone` is what it may miss.
+    """
+
+    def __init__(
+        self, *, suffix_only: bool, from_start: bool, window: int, bound: int = 0, forks: bool = False
+    ) -> None:
+        self.accept = Accept(suffix_only=suffix_only, from_start=from_start, window=window)
+        self.run = 0
+        self.next: int | None = 1 if from_start else None
+        self.chain: int | None = 0 if from_start else None
+        self.bound = bound
+        self.forks = forks
+        self.gone = frozenset((0, id) for id in range(1, bound))
+
+    def judge(self, outcome: Outcome) -> None:
+        """What its user thinks of it."""
+        if isinstance(outcome, Frame):
+            self._delivered(outcome)
+        elif isinstance(outcome, Missed):
+            self._missed(outcome)
+        elif isinstance(outcome, NewRun):
+            if outcome.new <= self.run:
+                raise Broken(f"run {outcome.new} replaced run {self.run}")
+            self.run, self.next, self.chain = outcome.new, 1, 0
+        elif isinstance(outcome, InputDiffersNotice) and not self.forks:
+            raise Broken(f"block {outcome.id} is said to differ, and there is but one input")
+        elif isinstance(outcome, Dropped) and outcome.why == "beyond":
+            raise Broken(f"block {outcome.frame.id} is beyond the window")
+
+    def _delivered(self, frame: Frame) -> None:
+        if frame.run != self.run and self.next != 1:
+            raise Broken(f"block {frame.id} of run {frame.run} was delivered in run {self.run}")
+        self.run = frame.run
+        if self.next is None and frame.id > self.bound:
+            raise Broken(f"it joined at block {frame.id}, but {self.bound} was sent after it had come")
+        if self.next is not None and frame.id != self.next:
+            kind = "delivered twice" if frame.id < self.next else f"delivered where {self.next} must come"
+            raise Broken(f"block {frame.id} was {kind}")
+        if self.chain is not None and frame.link != self.chain:
+            raise Broken(f"block {frame.id} of another input was delivered behind this one, and nothing said")
+        self.next, self.chain = frame.id + 1, frame.chain
+
+    def _missed(self, missed: Missed) -> None:
+        if self.next is None or missed.first != self.next:
+            raise Broken(f"{missed.first} to {missed.last} were told as missed where {self.next} must come")
+        lost = [id for id in range(missed.first, missed.last + 1) if (missed.run, id) not in self.gone]
+        if lost and not self.forks:
+            raise Broken(f"block {lost[0]} was told as missed, and nothing took it")
+        self.next, self.chain = missed.last + 1, None
+
+
+class ReaderView(NamedTuple):
+    """What the world may know of a reader."""
+
+    run: int
+    next: int | None
+    holds: tuple[int, ...]
+    gone: frozenset[tuple[int, int]]
+    bound: int
+    unconfirmed: tuple[int, ...] = ()
+
+
+def reader_view(reader: Reader) -> ReaderView:
+    """What can be seen of a reader."""
+    source = reader.accept.sources.get(SOURCE)
+    unconfirmed = tuple(id for _, id in reader.serials) if isinstance(reader, Grouped) else ()
+    holds = tuple(source.hold) if source else ()
+    return ReaderView(reader.run, reader.next, holds, reader.gone, reader.bound, unconfirmed)
+
+
+def receive(reader: Reader, code: Code) -> None:
+    """It reads a frame."""
+    for outcome in reader.accept.receive(frame(code)):
+        reader.judge(outcome)
+
+
+def lose(reader: Reader, code: Code) -> None:
+    """Retention took a frame that it had not read."""
+    reader.gone |= {(code.run, code.id)}
+
+
+class Grouped(Reader):
+    """A reader of a group. `serials` and ids are of blocks that its user has and has not confirmed, `confirmed` is the
+    last one that was, `unstored` says that there is something to store; `released` is what a queue lets go of.
+    """
+
+    def __init__(self, *, suffix_only: bool, window: int) -> None:
+        super().__init__(suffix_only=suffix_only, from_start=True, window=window)
+        self.ledger = Ledger()
+        for name in vars(self.ledger).keys() & {"_first", "_serial"}:
+            setattr(self.ledger, name, int(name == "_first"))  # equal ledgers must look equal, whoever made them
+        self.serials: list[tuple[int, int]] = []
+        self.confirmed = 0
+        self.unstored = False
+        self.released: tuple[int, ...] = ()
+
+
+def take(reader: Grouped, code: Code, position: int) -> None:
+    """It reads the message at a position."""
+    reader.released = ()
+    reader.ledger.arrived(position)
+    for outcome in reader.accept.receive(frame(code)._replace(position=position)):
+        reader.judge(outcome)
+        if isinstance(outcome, Frame):
+            reader.serials.append((reader.ledger.delivered(outcome), outcome.id))
+        elif isinstance(outcome, Dropped) and reader.ledger.dropped(outcome.frame.position, outcome.frame):
+            reader.released += (outcome.frame.position,)
+
+
+def released(reader: Grouped) -> tuple[int, ...]:
+    """What its last read lets go of."""
+    return reader.released
+
+
+def confirm(reader: Grouped) -> None:
+    """Its user confirms the oldest block that is not confirmed."""
+    serial, id = reader.serials.pop(0)
+    reader.unstored = reader.ledger.confirm(serial) or reader.unstored
+    reader.confirmed = max(reader.confirmed, id)
+
+
+class ToStore(NamedTuple):
+    """Whether there is any need to store; position and state that may be, how far that goes, and what was confirmed."""
+
+    needed: bool
+    position: int | None
+    state: bytes
+    known: int
+    confirmed: int
+
+
+def to_store(reader: Grouped) -> ToStore:
+    """What may be stored now."""
+    ledger = reader.ledger
+    known = ledger.known[SOURCE][1] if SOURCE in ledger.known else 0
+    return ToStore(reader.unstored, ledger.done, ledger.state(from_start=True), known, reader.confirmed)
+
+
+def stored(reader: Grouped) -> None:
+    """What was to be stored is."""
+    reader.unstored = False
+    reader.ledger.stored()
+
+
+def resume(reader: Grouped, state: bytes | None, committed: int, redelivered: bool) -> None:
+    """Its feed died and another one was opened, as Subscriber does it. `committed`: confirmed and stored by anybody."""
+    if redelivered:
+        reader.accept.redelivery()
+        reader.ledger.redelivery()
+    if state is not None:
+        reader.accept.from_start, known = parse_state(state)
+        ours = {number: (s.run, s.last, s.chain) for number, s in reader.accept.sources.items()}
+        reader.accept.resume(furthest(ours, known))
+        reader.ledger.known = furthest(reader.ledger.known, known)
+    if reader.next is None or committed + 1 > reader.next:
+        reader.next, reader.chain = committed + 1, None
+    reader.confirmed = max(reader.confirmed, committed)

@@ -1,0 +1,124 @@
+"""The model check: the real accept rule, outbox, member and ledger in small worlds, each explored to its last state.
+
+The theory. In a world there are members with equal (or different) inputs of a few blocks, a bus, and subscribers. All
+that is not one of the real classes is as free as PROTOCOL leaves it: whoever is eligible may lead, at any time, beside
+others; whoever leads may lose it; what one member knows another may hear; a bus takes, loses and delays what it may.
+The sender is here no more than its discipline: a pipe begins at m + 1 and goes on without a hole and within the window,
+acknowledgements count in order and for one pipe, after trouble a new one begins, and where holes can be a beat says
+what is settled. Faults cost one of a few lives, so that every world has an end; everything else is free.
+
+Two buses. On a log there is one order for all, and what is missing of a pipe is its end. With queues every reader has
+its own: pipes may come to it in another order than to the next one, and single messages may be refused in one queue,
+which the pipe hears of. What a pipe wrote may come after it was dropped, or never.
+
+    python -m esp_pubsub.testing.model            every world, its states and what it took
+    python -m esp_pubsub.testing.model retention  some of them
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from ._explorer import Counterexample, Explored, explore
+from ._group_scene import GroupScene
+from ._judges import Code
+from ._scene import Scene
+
+
+def _stray(run: int, *ids: int) -> tuple[Code, ...]:
+    return tuple(Code("A", run, id, 0) for id in ids)
+
+
+_QUEUES: dict[str, Any] = {"queues": True, "suffix_only": False, "refusals": True}
+_HOLES: dict[str, Any] = {"suffix_only": False, "refusals": True}
+_ALONE: dict[str, Any] = {"lines": "A", "runs": (0,), "elections": False}
+_ALL_LEAD: dict[str, Any] = {"elections": False}
+
+
+def scenes() -> list[Scene]:
+    """Every world, new: none remembers what an earlier one found."""
+    return [
+        Scene("log", "members take turns on one log, their inputs come block by block", given=False),
+        Scene("log, inputs at once", "inputs are read at once, and a member may die for good", deaths=True,
+              quick=True),
+        Scene("log, both lead", "every member is active all the time", blocks=4, lives=3, **_ALL_LEAD, quick=True),
+        Scene("log, retention, standby", "retention takes what a standby has not read", retention="standbys",
+              quick=True),
+        Scene("log, retention", "retention takes what a subscriber has not read", lives=3, retention="subscribers",
+              **_ALONE, quick=True),
+        Scene("log, retention, both lead", "the same with two members that send", lives=1, retention="subscribers",
+              **_ALL_LEAD),
+        Scene("log, restarts", "members die and start again", restarts=True),
+        Scene("log, all restart", "all members die at once and start again", all_restart=True),
+        Scene("log, strays", "blocks of a dropped pipe of this run come late", slow=True, blocks=2, lives=1,
+              strays=(_stray(0, 1, 2),)),
+        Scene("log, strays, both lead", "the same with two members that send", slow=True, lives=1,
+              strays=(_stray(0, 1, 2),), **_ALL_LEAD),
+        Scene("log, strays of the last run", "blocks of a pipe of the last run come in between", slow=True, lives=1,
+              runs=(1, 1), strays=(_stray(0, 1, 2),), **_ALL_LEAD),
+        Scene("log, a member of the last run", "one member still sends in the run before", runs=(0, 1), quick=True),
+        Scene("log, another input", "the members have different inputs", lines="AB", lives=1, progress=False,
+              quick=True),
+        Scene("log, another input, retention", "the same where retention takes what was not read", lines="AB", lives=1,
+              retention="subscribers", troubles=False, progress=False, **_ALL_LEAD),
+        Scene("log with holes", "single messages are missing from the log", lives=1, **_HOLES, quick=True),
+        Scene("queues", "every reader has its own queue, single messages are refused", lives=2, **_QUEUES),
+        Scene("queues, both lead", "every member is active all the time", lives=2, **_QUEUES, **_ALL_LEAD, quick=True),
+        Scene("queues, small window", "at most two blocks unsettled", blocks=4, window=2, lives=1, **_QUEUES,
+              **_ALL_LEAD, quick=True),
+        Scene("queues, two subscribers", "what one queue lacks the other has", readers=2, lives=2, **_QUEUES,
+              **_ALL_LEAD, quick=True),
+        Scene("queues, late binding", "a subscriber comes when some has been sent", late=True, lives=2, **_QUEUES,
+              **_ALL_LEAD),
+        Scene("queues, slow", "messages come to each queue in their own time", slow=True, blocks=2, lives=1, **_QUEUES),
+        Scene("queues, slow, both lead", "and in another order to each", slow=True, lives=1, **_QUEUES, **_ALL_LEAD),
+        Scene("queues, strays of the last run", "blocks of a pipe of the last run come in between", slow=True, lives=1,
+              blocks=2, runs=(1, 1), strays=(_stray(0, 2, 3),), **_QUEUES, **_ALL_LEAD, quick=True),
+        Scene("queues, restarts", "members die and start again", blocks=2, lives=2, restarts=True, **_QUEUES,
+              quick=True),
+        Scene("queues, deaths", "members die for good", lives=1, deaths=True, **_QUEUES, quick=True),
+        Scene("queues, another input", "the members have different inputs", blocks=2, lines="AB", lives=1,
+              progress=False, **_QUEUES, quick=True),
+        GroupScene("group", "a reader that restarts, and goes on from position and state", lives=2, **_ALONE,
+                   quick=True),
+        GroupScene("group, both lead", "the same with doubles of two members", blocks=2, lives=1, **_ALL_LEAD),
+        GroupScene("group of two", "its readers take over from each other", in_group=2, lives=2, **_ALONE),
+        GroupScene("group, log with holes", "a reader that restarts while blocks are held", lives=2, troubles=False,
+                   **_HOLES, **_ALONE),
+        GroupScene("group, queue", "a reader that restarts, on a queue that gives again", lives=2, blocks=2, **_QUEUES,
+                   **_ALONE, quick=True),
+        GroupScene("group, queue, held", "the same with blocks that are held", lives=1, **_QUEUES, **_ALONE),
+        GroupScene("group of two, queue", "its readers take over from each other", in_group=2, lives=2, blocks=2,
+                   **_QUEUES, **_ALONE),
+    ]  # fmt: skip
+
+
+def check(scene: Scene) -> Explored:
+    """Exhaust one world. Raises Counterexample."""
+    return explore(scene)
+
+
+def main(arguments: list[str]) -> int:
+    """Print every world whose name has one of the arguments in it, or every one; 1 if one has a counterexample."""
+    failed, states, began = 0, 0, time.perf_counter()
+    for scene in scenes():
+        if arguments and not any(argument in scene.name for argument in arguments):
+            continue
+        since = time.perf_counter()
+        try:
+            found = check(scene)
+        except Counterexample as counterexample:
+            failed += 1
+            print(f"{scene.name}: {scene.about}\n{counterexample}")
+            continue
+        states += found.states
+        seconds = time.perf_counter() - since
+        print(f"{scene.name:32} {found.states:9,} states {found.moves:11,} moves {seconds:6.1f} s  {scene.about}")
+    print(f"{states:,} states in {time.perf_counter() - began:.0f} s, {failed} counterexamples")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

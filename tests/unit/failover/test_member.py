@@ -1,0 +1,330 @@
+"""A member of a failover group: what moves m, what is compared, who may campaign, and which steps there are."""
+
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from esp_pubsub.errors import InputDiffers, Stale
+from esp_pubsub.failover.member import TABLE, Event, Member, Role, diagram
+from esp_pubsub.failover.outbox import Outbox
+from esp_pubsub.wire.frame import BEAT, BLOCK, ROWS, Frame, Sealed, frames, parse, seal
+
+ROOT = Path(__file__).parents[3]
+ROLES: list[Role] = ["standby", "candidate", "active", "left"]
+EVENTS: list[Event] = ["eligible", "ineligible", "won", "lost", "suspended", "stalled", "handed over", "leave"]
+ANY_BUS = pytest.mark.parametrize("suffix_only", [True, False], ids=["suffix-only", "any bus"])
+
+
+@cache
+def sealed(id_: int, line: str = "A", run: int = 0, source: int = 7) -> Sealed:
+    link = sealed(id_ - 1, line, run, source).chain if id_ > 1 else 0
+    body = f"{line}{id_}".encode()
+    return seal(BLOCK, ROWS, count=1, source=source, run=run, id=id_, link=link, body=body)
+
+
+def block(id_: int, settled: int = 0, line: str = "A", *, run: int = 0, source: int = 7) -> Frame:
+    return parse(frames([sealed(id_, line, run, source)], settled, 0)[0])
+
+
+def beat(settled: int, *, run: int = 0, source: int = 7) -> Frame:
+    return parse(frames([seal(BEAT, source=source, run=run)], settled, 0)[0])
+
+
+def chain(id_: int, line: str = "A") -> int:
+    return sealed(id_, line).chain
+
+
+def member(given: int = 0, *, suffix_only: bool = True, run: int = 0, buffer: int = 100, line: str = "A") -> Member:
+    found = Member(7, run, Outbox(buffer, 1 << 20), suffix_only=suffix_only, buffer=buffer)
+    for id_ in range(1, given + 1):
+        found.give(sealed(id_, line, run))
+    return found
+
+
+# what moves m
+
+
+@pytest.mark.parametrize(
+    ("suffix_only", "settled", "m"),
+    [(True, 0, 3), (True, 2, 3), (False, 0, 0), (False, 2, 2), (False, 3, 3), (False, 9, 3)],
+)
+def test_blocks_that_its_accept_rule_accepted_move_m(suffix_only: bool, settled: int, m: int) -> None:
+    one = member(suffix_only=suffix_only)
+    for id_ in (1, 2):
+        one.follow(block(id_))
+    one.follow(block(3, settled))
+    assert one.m == m
+
+
+@ANY_BUS
+def test_a_beat_on_the_topic_moves_m_by_what_is_settled(suffix_only: bool) -> None:
+    one = member(suffix_only=suffix_only)
+    one.follow(beat(5))
+    assert one.m == 5
+
+
+@ANY_BUS
+def test_a_beat_on_the_control_topic_moves_m(suffix_only: bool) -> None:
+    one = member(suffix_only=suffix_only)
+    one.heard(0, 4, None)
+    assert one.m == 4
+
+
+@ANY_BUS
+def test_acknowledgements_move_m_and_empty_the_outbox(suffix_only: bool) -> None:
+    one = member(5, suffix_only=suffix_only)
+    one.acked(3)
+    assert (one.m, one.outbox.first, one.outbox.last) == (3, 4, 5)
+
+
+@ANY_BUS
+def test_m_never_goes_back(suffix_only: bool) -> None:
+    one = member(5, suffix_only=suffix_only)
+    one.heard(0, 4, None)
+    one.heard(0, 2, None)
+    one.acked(3)
+    one.follow(block(1))
+    one.follow(beat(2))
+    assert one.m == 4
+
+
+def test_a_held_block_does_not_move_m() -> None:
+    one = member(suffix_only=False)
+    one.follow(block(1))
+    one.follow(block(3, 1))
+    assert one.m == 1 - 1
+    one.follow(block(2, 1))  # and with it 3, which says that 1 is settled
+    assert one.m == 1
+
+
+def test_a_newcomer_joins_where_the_first_frame_proves_that_it_may() -> None:
+    suffix, any_bus = member(), member(suffix_only=False)
+    for one in (suffix, any_bus):
+        one.follow(block(8, 5))
+    assert (suffix.m, any_bus.m) == (8, 0)
+    for id_ in (9, 10):
+        any_bus.follow(block(id_, id_ - 2))
+    assert any_bus.m == 8
+
+
+@ANY_BUS
+def test_blocks_beyond_the_window_are_not_believed(suffix_only: bool) -> None:
+    one = member(suffix_only=suffix_only)
+    one.follow(block(1, 0))
+    far = seal(BLOCK, ROWS, count=1, source=7, id=600, link=1, body=b"far")
+    one.follow(parse(frames([far], 0, 0)[0]))
+    assert one.m == (600 if suffix_only else 0)
+
+
+def test_what_diverged_does_not_move_m() -> None:
+    one = member()
+    one.follow(block(1))
+    one.follow(block(2, 0, "B"))
+    one.follow(block(3, 0, "B"))
+    assert one.m == 1
+
+
+@pytest.mark.parametrize("frame", [block(2, source=8), beat(9, source=8)], ids=["block", "beat"])
+def test_another_source_is_none_of_its_business(frame: Frame) -> None:
+    one = member()
+    one.follow(frame)
+    assert one.m == 0
+
+
+@ANY_BUS
+def test_a_lower_run_does_not_count(suffix_only: bool) -> None:
+    one = member(run=5, suffix_only=suffix_only)
+    one.follow(block(2, 2, run=4))
+    one.follow(beat(9, run=4))
+    one.heard(4, 9, chain(9))
+    assert (one.m, one.agreed) == (0, 0)
+
+
+@pytest.mark.parametrize("how", ["block", "beat", "control"])
+def test_a_higher_run_ends_the_membership_and_says_which(how: str) -> None:
+    one = member(3, run=5)
+    with pytest.raises(Stale, match="run 6 of this group replaced ours, 5") as caught:
+        if how == "control":
+            one.heard(6, 1, None)
+        else:
+            one.follow(block(1, run=6) if how == "block" else beat(1, run=6))
+    assert (caught.value.run, caught.value.current) == (5, 6)
+
+
+def test_a_topic_read_anew_begins_where_its_first_frame_says() -> None:
+    one = member(9)
+    one.follow(block(1))
+    one.follow(block(2))
+    one.rejoin()
+    one.follow(block(6))
+    assert one.m == 6
+
+
+# outbox and eligibility
+
+
+@ANY_BUS
+def test_a_standby_keeps_what_lies_behind_m(suffix_only: bool) -> None:
+    one = member(5, suffix_only=suffix_only)
+    one.heard(0, 2, chain(2))
+    assert [b.id for b in one.outbox.after(0, 10, 1 << 20)] == [3, 4, 5]
+
+
+def test_blocks_given_behind_the_bus_are_let_go_at_once() -> None:
+    one = member()
+    one.heard(0, 3, None)
+    for id_ in range(1, 6):
+        one.give(sealed(id_))
+        assert len(one.outbox) == max(0, id_ - 3)
+    assert (one.outbox.first, one.outbox.last) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "m", "eligible"), [(0, 0, True), (2, 0, True), (2, 2, True), (2, 3, False), (0, 1, False)]
+)
+def test_eligible_is_who_has_given_ids_up_to_m(given: int, m: int, eligible: bool) -> None:
+    one = member(given)
+    one.heard(0, m, None)
+    assert one.eligible is eligible
+
+
+def test_whoever_catches_up_becomes_eligible_with_the_block_that_is_m() -> None:
+    one = member()
+    one.heard(0, 3, None)
+    seen = []
+    for id_ in range(1, 5):
+        one.give(sealed(id_))
+        seen.append(one.eligible)
+    assert seen == [False, False, True, True]
+
+
+# chains
+
+
+@pytest.mark.parametrize("order", ["ours first", "theirs first"])
+@pytest.mark.parametrize("how", ["block", "control"])
+def test_another_chain_at_one_id_ends_the_membership_with_both_named(order: str, how: str) -> None:
+    one = member()
+
+    def ours() -> None:
+        for id_ in (1, 2):
+            one.give(sealed(id_))
+
+    def theirs() -> None:
+        if how == "control":
+            one.heard(0, 2, chain(2, "B"))
+        else:
+            one.follow(block(2, 0, "B"))
+
+    first, second = (ours, theirs) if order == "ours first" else (theirs, ours)
+    first()
+    with pytest.raises(InputDiffers, match="do not build the same blocks") as caught:
+        second()
+    assert (caught.value.id, caught.value.ours, caught.value.theirs) == (2, chain(2), chain(2, "B"))
+    assert one.agreed == 0
+
+
+def test_what_differs_moves_m_no_further() -> None:
+    one = member(2)
+    with pytest.raises(InputDiffers):
+        one.heard(0, 2, chain(2, "B"))
+    assert one.m == 0
+
+
+@pytest.mark.parametrize("how", ["block", "control"])
+def test_equal_chains_are_remembered_at_the_highest_id(how: str) -> None:
+    one = member(3)
+    for id_ in (1, 2):
+        if how == "control":
+            one.heard(0, id_, chain(id_))
+        else:
+            one.follow(block(id_))
+    assert one.agreed == 2
+
+
+def test_chains_seen_before_ours_are_compared_when_ours_comes() -> None:
+    one = member()
+    for id_ in (1, 2, 3):
+        one.follow(block(id_))
+    one.give(sealed(1))
+    assert one.agreed == 1
+    one.give(sealed(2))
+    assert one.agreed == 2
+
+
+def test_nothing_settled_has_no_chain_to_compare() -> None:
+    one = member(2)
+    one.heard(0, 0, 0)
+    one.heard(0, 1, None)
+    assert (one.m, one.agreed) == (1, 0)
+
+
+@pytest.mark.parametrize(("given", "seen", "id_", "found"), [
+    (3, 0, 2, "ours"), (0, 3, 2, "theirs"), (3, 3, 2, "ours"), (1, 3, 2, "theirs"), (1, 1, 2, None), (0, 0, 0, None),
+])  # fmt: skip
+def test_the_chain_of_a_block_is_known_if_it_was_given_or_seen(
+    given: int, seen: int, id_: int, found: str | None
+) -> None:
+    one = member(given)
+    for number in range(1, seen + 1):
+        one.follow(block(number))
+    assert one.chain_at(id_) == (chain(id_) if found else None)
+
+
+def test_as_many_chains_are_kept_as_the_buffer_has_blocks() -> None:
+    one = member(buffer=3)
+    for id_ in range(1, 8):
+        one.give(sealed(id_))
+        one.acked(id_)
+    assert [id_ for id_ in range(1, 8) if one.chain_at(id_) is not None] == [5, 6, 7]
+
+
+# roles
+
+
+def test_a_member_begins_as_a_standby() -> None:
+    assert member().role == "standby"
+
+
+@pytest.mark.parametrize(("role", "event"), list(product(ROLES, EVENTS)))
+def test_there_is_no_step_but_those_of_the_table(role: Role, event: Event) -> None:
+    one = member()
+    one.role = role
+    if (role, event) in TABLE:
+        assert one.step(event) == TABLE[role, event] == one.role
+    else:
+        with pytest.raises(KeyError):
+            one.step(event)
+        assert one.role == role
+
+
+def test_who_left_never_comes_back() -> None:
+    assert not [event for role, event in TABLE if role == "left"]
+
+
+def test_only_a_candidate_becomes_active() -> None:
+    assert [before for before, after in TABLE.items() if after == "active"] == [("candidate", "won")]
+
+
+def test_every_role_can_be_reached_and_left() -> None:
+    reached: set[Role] = {"standby"}
+    for _ in ROLES:
+        reached |= {after for (before, _), after in TABLE.items() if before in reached}
+    assert reached == set(ROLES)
+    assert {role for role, event in TABLE if event == "leave"} == set(ROLES) - {"left"}
+
+
+def test_the_diagram_shows_the_table_and_nothing_else() -> None:
+    first, start, *steps, end = diagram().splitlines()
+    assert (first, start.strip(), end.strip()) == ("stateDiagram-v2", "[*] --> standby", "left --> [*]")
+    assert [line.strip() for line in steps] == [f"{a} --> {b}: {event}" for (a, event), b in TABLE.items()]
+
+
+def test_the_docs_contain_the_generated_diagram() -> None:
+    pages = [page.read_text() for page in sorted((ROOT / "docs").rglob("*.md"))]
+    shown = [page for page in pages if "stateDiagram-v2" in page]
+    assert shown, "no page of the docs shows member.diagram()"
+    for page in shown:
+        assert diagram() in page

@@ -1,0 +1,218 @@
+"""Deliberate faults in accept rule, outbox, member, ledger and sender. Each must be caught, or nothing here is proved.
+
+A mutant is a name and a function that breaks a class by monkeypatching. Those of the first table are caught by the
+model check, in the world that is named, those of the second by the simulation of the whole, within so many seeds. The
+real classes, unchanged, pass both: that is what test_model.py and test_simulation.py show.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from esp_pubsub.failover.accept import Accept, Outcome, Source
+from esp_pubsub.failover.ledger import Ledger
+from esp_pubsub.failover.member import Member
+from esp_pubsub.failover.outbox import Outbox
+from esp_pubsub.notices import Missed
+from esp_pubsub.testing import model
+from esp_pubsub.testing._explorer import Counterexample
+from esp_pubsub.testing._group_scene import GroupScene
+from esp_pubsub.wire.frame import BLOCK, Frame
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+IN_MODEL: list[Any] = []
+
+
+def in_model(world: str) -> Callable[[Mutant], Mutant]:
+    """Enter a mutant that the model check must catch in this world."""
+
+    def enter(mutant: Mutant) -> Mutant:
+        IN_MODEL.append(pytest.param(mutant, world, id=mutant.__name__.replace("_", " ")))
+        return mutant
+
+    return enter
+
+
+@pytest.mark.parametrize(("mutant", "world"), IN_MODEL)
+def test_the_model_check_catches(mutant: Mutant, world: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = next(scene for scene in model.scenes() if scene.name == world)
+    mutant(monkeypatch)
+    with pytest.raises(Counterexample):
+        model.check(scene)
+
+
+# accept rule
+
+
+@in_model("log, another input, retention")
+def no_link_check(patch: pytest.MonkeyPatch) -> None:
+    def deliver_held(self: Accept, source: Source) -> Iterator[Outcome]:
+        while (frame := source.hold.pop(source.last + 1, None)) is not None:
+            source.last, source.chain = frame.id, frame.chain
+            yield frame
+
+    patch.setattr(Accept, "_deliver_held", deliver_held)
+
+
+@in_model("log, strays of the last run")
+def lower_run_accepted(patch: pytest.MonkeyPatch) -> None:
+    receive = Accept._receive
+
+    def lenient(self: Accept, frame: Frame, source: Source | None) -> Iterator[Outcome]:
+        if source is not None and frame.run < source.run:
+            frame = frame._replace(run=source.run)
+        return receive(self, frame, source)
+
+    patch.setattr(Accept, "_receive", lenient)
+
+
+@in_model("log, both lead")
+def doubles_delivered(patch: pytest.MonkeyPatch) -> None:
+    block = Accept._block
+
+    def twice(self: Accept, frame: Frame, source: Source) -> Iterator[Outcome]:
+        return iter([frame]) if frame.id == source.last else block(self, frame, source)
+
+    patch.setattr(Accept, "_block", twice)
+
+
+@in_model("queues, both lead")
+def hold_skipped_by_a_clock(patch: pytest.MonkeyPatch) -> None:
+    block = Accept._block
+
+    def impatient(self: Accept, frame: Frame, source: Source) -> Iterator[Outcome]:
+        yield from block(self, frame, source)
+        if len(source.hold) > 1:  # here the clock strikes
+            yield from self._prove(source, min(source.hold) - 1)
+
+    patch.setattr(Accept, "_block", impatient)
+
+
+@in_model("queues, both lead")
+def ids_prove_where_single_messages_are_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Accept, "proven", lambda self, frame: frame.id - 1 if frame.kind == BLOCK else frame.settled)
+
+
+@in_model("log, retention")
+def missed_in_silence(patch: pytest.MonkeyPatch) -> None:
+    prove = Accept._prove
+
+    def silent(self: Accept, source: Source, proven: int) -> Iterator[Outcome]:
+        return (outcome for outcome in prove(self, source, proven) if not isinstance(outcome, Missed))
+
+    patch.setattr(Accept, "_prove", silent)
+
+
+@in_model("queues, strays of the last run")
+def old_hold_kept_in_a_new_run(patch: pytest.MonkeyPatch) -> None:
+    begin = Accept._begin
+
+    def hoarding(self: Accept, frame: Frame) -> Source:
+        before = self.sources.get(frame.source)
+        source = begin(self, frame)
+        source.hold.update(before.hold if before is not None else {})
+        return source
+
+    patch.setattr(Accept, "_begin", hoarding)
+
+
+@in_model("queues, late binding")
+def newcomers_begin_at_the_first_frame(patch: pytest.MonkeyPatch) -> None:
+    begin = Accept._begin
+
+    def hasty(self: Accept, frame: Frame) -> Source:
+        source = begin(self, frame)
+        if source.joining and frame.kind == BLOCK:
+            source.last, source.chain = frame.id - 1, None
+        return source
+
+    patch.setattr(Accept, "_begin", hasty)
+
+
+# member and outbox
+
+
+@in_model("queues")
+def m_from_ids_where_single_messages_are_lost(patch: pytest.MonkeyPatch) -> None:
+    follow = Member.follow
+
+    def credulous(self: Member, frame: Frame) -> None:
+        follow(self, frame)
+        if frame.kind == BLOCK:
+            self._advance(frame.id)
+
+    patch.setattr(Member, "follow", credulous)
+
+
+@in_model("queues, deaths")
+def outbox_trimmed_by_ids_that_are_not_settled(patch: pytest.MonkeyPatch) -> None:
+    follow = Member.follow
+
+    def wasteful(self: Member, frame: Frame) -> None:
+        follow(self, frame)
+        self.outbox.trim(frame.id)
+
+    patch.setattr(Member, "follow", wasteful)
+
+
+@in_model("log, both lead")
+def outbox_trimmed_by_one_too_many(patch: pytest.MonkeyPatch) -> None:
+    trim = Outbox.trim
+    patch.setattr(Outbox, "trim", lambda self, past: trim(self, past + 1))
+
+
+@in_model("log, a member of the last run")
+def beats_of_a_lower_run_count(patch: pytest.MonkeyPatch) -> None:
+    heard = Member.heard
+    patch.setattr(Member, "heard", lambda self, run, settled, chain: heard(self, max(run, self.run), settled, None))
+
+
+@in_model("queues")
+def what_a_held_block_says_counts(patch: pytest.MonkeyPatch) -> None:
+    follow = Member.follow
+
+    def hasty(self: Member, frame: Frame) -> None:
+        follow(self, frame)
+        if any(source.hold for source in self._accept.sources.values()):
+            self._advance(frame.id - 1)
+
+    patch.setattr(Member, "follow", hasty)
+
+
+# ledger
+
+
+@in_model("group")
+def state_newer_than_what_is_confirmed(patch: pytest.MonkeyPatch) -> None:
+    delivered = Ledger.delivered
+
+    def hasty(self: Ledger, frame: Frame) -> int:
+        self.known[frame.source] = (frame.run, frame.id, frame.chain)
+        return delivered(self, frame)
+
+    patch.setattr(Ledger, "delivered", hasty)
+
+
+@in_model("group")
+def position_behind_what_is_not_confirmed(patch: pytest.MonkeyPatch) -> None:
+    confirm = Ledger.confirm
+
+    def hasty(self: Ledger, serial: int) -> bool:
+        last = self._arrived[-1] if self._arrived else self.done
+        moved = confirm(self, serial)
+        self.done = last
+        return moved
+
+    patch.setattr(Ledger, "confirm", hasty)
+
+
+@in_model("group, queue")
+def acknowledged_before_the_state_is_stored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupScene, "state_first", False)
+
+
+@in_model("group, queue")
+def what_comes_again_is_let_go_at_once(patch: pytest.MonkeyPatch) -> None:
+    dropped = Ledger.dropped
+    patch.setattr(Ledger, "dropped", lambda self, position, frame=None: dropped(self, position))
