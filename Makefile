@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
-.PHONY: demo test check bench fuzz
+.PHONY: demo test check bench fuzz simulate
 
 demo: .venv/ready
 	$(PY) -m esp_pubsub.cli.demo
@@ -21,6 +21,9 @@ bench: .venv/ready
 
 fuzz: .venv/ready
 	$(PY) -m tests.fuzz
+
+simulate: .venv/ready
+	$(PY) -m esp_pubsub.testing.simulation --seeds $(or $(SEEDS),10000)
 
 # Debian's python3 can lack venv and pip: root installs them, anyone else is told how.
 .venv/ready: pyproject.toml

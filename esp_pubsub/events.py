@@ -129,7 +129,7 @@ class Block:
             frame = self.frame
             if frame.body_kind == ARROW and not self.view and frame.schema == self.schema.fingerprint:
                 marked = bool(frame.flags & MARKED)
-                return arrow.as_table(arrow.batch(self.schema, frame.body, frame.count, marked=marked))
+                return arrow.as_table(arrow.batch(self.schema, frame.body_view, frame.count, marked=marked))
             opcodes, flags, rows = self._decoded()
             return arrow.table(self.schema, rows, opcodes, flags)
         except (ValueError, TypeError, OverflowError) as e:
@@ -143,9 +143,9 @@ class Block:
             if frame.body_kind == ARROW:
                 from .wire import arrow
 
-                decoded = arrow.rows(self.schema, frame.body, frame.count, marked=bool(frame.flags & MARKED))
+                decoded = arrow.rows(self.schema, frame.body_view, frame.count, marked=bool(frame.flags & MARKED))
             elif frame.body_kind == ROWS:
-                decoded = codec(self.schema).decode(frame.body, frame.count)
+                decoded = codec(self.schema).decode(frame.body_view, frame.count)
             else:
                 raise ValueError(f"a body of kind {frame.body_kind} holds no events")
             return self.view.apply(*decoded) if self.view else decoded

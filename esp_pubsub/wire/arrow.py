@@ -84,9 +84,16 @@ def encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[bytes, int,
     Raises ValueError for a column that is missing or does not fit.
     """
     try:
+        if type(data) is pa.RecordBatch and data.schema.equals(arrow_schema(schema)) and not _has_money(schema):
+            return data.serialize().to_pybytes(), data.num_rows, False
         return _encode(schema, data)
     except (KeyError, TypeError, ArithmeticError, NotImplementedError) as e:
         raise ValueError(str(e)) from e
+
+
+@lru_cache(maxsize=1_024)
+def _has_money(schema: Schema) -> bool:
+    return any(field.type is FieldType.MONEY for field in schema.fields)
 
 
 def _encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[bytes, int, bool]:
@@ -116,7 +123,7 @@ def _with_money(data: Any, name: str) -> Any:
     return data.set_column(data.schema.get_field_index(name), name, pa.array(texts, pa.utf8()))
 
 
-def batch(schema: Schema, body: bytes, count: int, *, marked: bool) -> pa.RecordBatch:
+def batch(schema: Schema, body: bytes | memoryview, count: int, *, marked: bool) -> pa.RecordBatch:
     """The record batch in a body. Raises ValueError, whatever the bytes."""
     try:
         message = pa.ipc.read_message(body)
@@ -154,7 +161,7 @@ def as_table(found: pa.RecordBatch) -> pa.Table:
 
 
 def rows(
-    schema: Schema, body: bytes, count: int, *, marked: bool
+    schema: Schema, body: bytes | memoryview, count: int, *, marked: bool
 ) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
     """A body as opcodes, flags and the tuples that a rows body would give."""
     found = batch(schema, body, count, marked=marked)

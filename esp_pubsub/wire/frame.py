@@ -45,6 +45,7 @@ WINDOW_BYTES = 16 << 20
 
 _HEAD = struct.Struct("<4sIQQQII")
 _SEALED = struct.Struct("<BBHIQQQQ")
+_LARGE = 4_096  # bytes from which on a view is cheaper than a copy
 _SMALL = 1 << 16  # bytes up to which a message of one event cannot be over a limit
 _GLANCE = struct.Struct("<4s28xIIB7xQQQ")
 _head = _HEAD.pack
@@ -87,6 +88,12 @@ class Frame(NamedTuple):
     def body(self) -> bytes:
         """A copy of the body's bytes."""
         return self.data[BODY_AT:]
+
+    @property
+    def body_view(self) -> bytes | memoryview:
+        """The body's bytes, not copied where they are many."""
+        data = self.data
+        return memoryview(data)[BODY_AT:] if len(data) > _LARGE else data[BODY_AT:]
 
     @property
     def sent_at(self) -> int:

@@ -214,7 +214,7 @@ def _foreign(*_: Any) -> Any:
 class RowCodec:
     """Rows of one schema to bodies and back. Stateless but for a packing buffer; calls never suspend."""
 
-    __slots__ = ("_converts", "_exacts", "_longest", "_money", "_pack", "_width", "schema")
+    __slots__ = ("_converts", "_exacts", "_few", "_longest", "_money", "_pack", "_width", "schema")
 
     def __init__(self, schema: Schema) -> None:
         types = [_TYPES[field.type] for field in schema.fields]
@@ -224,6 +224,7 @@ class RowCodec:
         self._converts = [t.convert for t in types]
         self._money = [i for i, field in enumerate(schema.fields) if field.type is FieldType.MONEY]
         self._longest = _ARRAY_ITEMS if _ARRAYS & {field.type for field in schema.fields} else _MANY
+        self._few = 0 if self._longest == _ARRAY_ITEMS else max(self._width, 3)
         self._pack = Packer(autoreset=True).pack
 
     def encode(
@@ -270,12 +271,12 @@ class RowCodec:
 
     def _by_value(self, rows: Sequence[Row]) -> list[list[Any]]:
         canonical: list[list[Any]] = []
+        converts = self._converts
         try:
             for row in rows:
-                if isinstance(row, _NO_ROWS):
+                if type(row) is not tuple and isinstance(row, _NO_ROWS):
                     raise TypeError
-                values = zip(self._converts, row, strict=True)
-                canonical.append([convert(value) for convert, value in values])
+                canonical.append([convert(value) for convert, value in zip(converts, row, strict=True)])
         except (TypeError, ValueError):
             raise self._refused(len(canonical), rows[len(canonical)]) from None
         return canonical
@@ -306,32 +307,31 @@ class RowCodec:
                     return ValueRefused(text, row=number, field=field.name, value=value)
         return ValueRefused("a text with a lone surrogate", row=0, field="", value=None)
 
-    def decode(self, body: bytes, count: int) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
-        """Opcodes, flags and rows as tuples. Raises ValueError, whatever the bytes; memory stays in proportion."""
+    def decode(self, body: bytes | memoryview, count: int) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
+        """Opcodes, flags and rows as tuples. Raises ValueError, whatever the bytes; memory stays in proportion.
+
+        The number of rows and their widths are checked, the types of values are not: who made the chain made them.
+        """
         try:
             if count > _MANY:
                 opcodes, flags, rows = self._unpack_many(body, count)
             else:
+                longest = self._few if self._few and count < 4 else min(self._longest, len(body))
                 opcodes, flags, rows = unpackb(
-                    body, use_list=False, max_array_len=min(self._longest, len(body)), max_map_len=0, max_ext_len=0,
-                    object_hook=_foreign, ext_hook=_foreign,
+                    body, use_list=False, max_array_len=longest, max_map_len=0,
+                    max_ext_len=0, object_hook=_foreign, ext_hook=_foreign,
                 )  # fmt: skip
-        except (UnpackException, ValueError, TypeError) as e:
+            if len(rows) != count or type(rows[0]) is not tuple or type(rows) is not tuple:
+                raise ValueError(f"it does not hold {count} rows")
+            if len(rows[0]) != self._width or (count > 1 and countOf(map(len, rows), self._width) != count):
+                raise ValueError(f"not all of its rows have {self._width} fields")
+        except (UnpackException, ValueError, TypeError, IndexError) as e:
             raise ValueError(f"not a rows body: {e or type(e).__name__}") from None
-        if (
-            type(rows) is not tuple
-            or len(rows) != count
-            or countOf(map(type, rows), tuple) != count
-            or countOf(map(len, rows), self._width) != count
-        ):
-            raise ValueError(f"not a rows body: it does not hold {count} rows of {self._width} fields")
         if type(opcodes) is not int or type(flags) is not int:
-            for marks in (opcodes, flags):
-                if type(marks) is not int and (type(marks) is not bytes or len(marks) != count):
-                    raise ValueError("not a rows body: opcodes and flags are each one integer or one byte an event")
+            _check_marks(opcodes, flags, count)
         return opcodes, flags, self._with_money(rows) if self._money else list(rows)
 
-    def _unpack_many(self, body: bytes, count: int) -> tuple[Any, Any, tuple[Any, ...]]:
+    def _unpack_many(self, body: bytes | memoryview, count: int) -> tuple[Any, Any, tuple[Any, ...]]:
         """Row by row: a forged length inside one row cannot claim memory for a million."""
         if len(body) < count * (self._width + 1):
             raise ValueError(f"{len(body)} bytes cannot hold {count} rows of {self._width} fields")
@@ -356,6 +356,12 @@ class RowCodec:
         for i in self._money if rows else ():
             columns[i] = money_values(columns[i])
         return list(zip(*columns, strict=True))
+
+
+def _check_marks(opcodes: Any, flags: Any, count: int) -> None:
+    for marks in (opcodes, flags):
+        if type(marks) is not int and (type(marks) is not bytes or len(marks) != count):
+            raise ValueError("not a rows body: opcodes and flags are each one integer or one byte an event")
 
 
 def money_values(texts: Iterable[Any]) -> list[Decimal | None]:
