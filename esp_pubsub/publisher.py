@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("esp_pubsub.publisher")
 _ROLES_KEPT = 100
-_YIELD_EVERY = 64  # injects that found room, before the loop gets a turn
+_TURN = 80 << 10  # work that injects may do before the loop gets a turn: a kilobyte a block, and its bytes
 
 Outcome = Literal["acked", "covered"]
 
@@ -165,7 +165,7 @@ class Publisher:
         self._largest = bus.capabilities.max_message_bytes
         self._for_ack: list[tuple[int, int, asyncio.Future[None]]] = []
         self._asked = 0
-        self._turns = 0
+        self._worked = 0
         self._events = 0
         self._bytes = 0
         self._troubles = 0
@@ -218,8 +218,9 @@ class Publisher:
         self._check()
         body_kind, marks, count, body = self._encode(rows, opcode, flags)
         size = BODY_AT + len(body)
-        self._turns += 1
-        if self._turns % _YIELD_EVERY == 0:
+        self._worked += size + 1024
+        if self._worked > _TURN:
+            self._worked = 0
             await asyncio.sleep(0)
             self._check()
         if size > self._largest:

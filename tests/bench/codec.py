@@ -49,7 +49,7 @@ def from_frames(messages: Sequence[bytes]) -> None:
     decode = codec(SCHEMA).decode
     for message in messages:
         frame = parse(message)
-        decode(frame.body, frame.count)
+        decode(frame.body_view, frame.count)
 
 
 def from_blocks(messages: Sequence[bytes]) -> None:
