@@ -1,6 +1,8 @@
 """What a user installs: one import name, two base dependencies, nothing else loaded."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -43,6 +45,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return lambda code: run(python, "-W", "error", "-c", code, cwd=home)
 
 
+@pytest.fixture(scope="module")
+def python(installed: Callable[[str], str]) -> Path:
+    """The interpreter of that environment."""
+    return Path(installed("import sys; print(sys.executable)").strip())
+
+
 def test_the_wheel_holds_every_source_file_once(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     # rglob stops at the symlinks
@@ -83,3 +91,19 @@ def test_the_folder_is_no_package_of_its_own(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert f"ImportError: {name} is not a package of its own: import esp_pubsub.{name}" in done.stderr
+
+
+def test_the_two_files_of_the_readme_run_twice_from_the_wheel(python: Path, tmp_path: Path) -> None:
+    for code in re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M):
+        if name := re.match(r"# (publish|subscribe)\.py\n", code):
+            (tmp_path / f"{name[1]}.py").write_text(code)
+    environment = os.environ | {"ESP_PUBSUB_DIR": str(tmp_path / "bus"), "PYTHONUNBUFFERED": "1"}
+    for _ in range(2):
+        subprocess.run([python, "publish.py"], cwd=tmp_path, env=environment, check=True, timeout=20)
+        with subprocess.Popen(
+            [python, "subscribe.py"], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        ) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "1 [(1, 'IBM', 101.5), (2, 'SAS', 99.0)]\n"
+            reader.kill()
+            reader.wait()
