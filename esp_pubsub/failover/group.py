@@ -285,6 +285,7 @@ class Group:
             return campaign.result()
         finally:
             campaign.cancel()
+            await asyncio.wait([campaign])
 
     async def _catch_up(self) -> None:
         """Read the topic to its present end, so that little is sent twice. Bounded: m too low is safe."""

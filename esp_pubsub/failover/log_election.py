@@ -52,6 +52,8 @@ class LogElection:
         self._nobody_leads = True
         self._let_others = False
         self._term: int | None = None  # the term we lead
+        self._unwanted: int | None = None  # a term we lead and do not want
+        self._campaigning = False
         self._tasks: asyncio.TaskGroup | None = None
         self._mourner: asyncio.Task[None] | None = None
 
@@ -72,6 +74,7 @@ class LogElection:
                 return
             self._term = said.term if nonce == self._identity.nonce else None
             self._number = 0
+            self._give_up_unwanted()
         self._heard_at = asyncio.get_running_loop().time()
         self._nobody_leads = ballot.leader is None
         if ballot.leader not in (None, self._identity.nonce):
@@ -79,6 +82,11 @@ class LogElection:
         if ballot.leader != before:
             self._mourn(said.identity)
         self._news.tell()
+
+    def _give_up_unwanted(self) -> None:
+        """A claim may come true when its campaign is over; a leader that does not work would be the worst of all."""
+        if self._term is not None and not self._campaigning:
+            self._unwanted, self._term = self._term, None
 
     def _mourn(self, leader: Identity) -> None:
         """Listen for the end of this leader's process, and of nobody else's."""
@@ -99,12 +107,14 @@ class LogElection:
         """See `Election.run`: beat while we lead."""
         async with asyncio.TaskGroup() as self._tasks:
             while True:
-                if self._term is None:
+                term = self._term if self._unwanted is None else self._unwanted
+                if term is None:
                     await self._news.wait()
                     continue
                 self._number += 1
                 try:
-                    await self._control.beat(self._word(self._term, self._number, False))
+                    await self._control.beat(self._word(term, self._number, self._unwanted is not None))
+                    self._unwanted = None
                 except BusUnavailable as error:
                     self._trouble(error)
                     self._term = None
@@ -113,12 +123,19 @@ class LogElection:
 
     async def campaign(self) -> int:
         """See `Election.campaign`."""
-        while self._term is None:
-            await self._control.reading.wait()
-            if await self._has_reason():
-                await self._claim()
-        self._let_others = False
-        return self._term
+        self._campaigning, won = True, None
+        try:
+            while self._term is None:
+                await self._control.reading.wait()
+                if await self._has_reason():
+                    await self._claim()
+            self._let_others = False
+            won = self._term
+            return won
+        finally:
+            self._campaigning = won is not None
+            self._give_up_unwanted()
+            self._campaigning = False
 
     def _silence(self) -> float:
         return self._beat * (SILENT_BEATS + random.uniform(0.0, 2.0))
