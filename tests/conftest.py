@@ -63,7 +63,7 @@ def blockbuster() -> Iterator[BlockBuster]:
     with blockbuster_ctx("esp_pubsub") as guard:
         for function in guard.functions.values():  # what /proc says comes from memory
             function.can_block_in("transports/embedded/processes.py", {"_started", "_place"})
-            function.can_block_in("esp_pubsub/registry.py", {"driver", "names"})  # of set_pubsub_lib, which is no coroutine
+            function.can_block_in("esp_pubsub/registry.py", {"driver", "names"})  # set_pubsub_lib is no coroutine
         yield guard
 
 

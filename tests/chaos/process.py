@@ -1,0 +1,263 @@
+"""A process of a chaos run, started as `python -m tests.chaos.process <job>`: a member of the group, or a reader.
+
+It writes its history to a file, one unbuffered line each, says on its standard output what the parent has to know, and
+takes orders on its standard input: `hand_over` and `close`. When that ends, so does the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import esp_pubsub as esp
+from esp_pubsub.notices import Failure, Notice
+from esp_pubsub.publisher import source_number
+from esp_pubsub.testing.history import Confirmed, Delivered, Opened, Published, Record, digest, line, told
+
+from .buses import BUSES
+
+URL, SCHEMA, GROUP = "dfESP://chaos:5555/p/q/w", "id*:int64,text:string", "feed"
+SOURCE = source_number(f"chaos:5555/p/q/w/I/{GROUP}")
+CONFIRM_EVERY = 20
+
+now = time.monotonic
+
+
+@dataclass
+class Job:
+    """What one process has to do."""
+
+    role: str
+    name: str
+    bus: str
+    place: str
+    file: str
+    blocks: int = 0
+    seed: int = 0
+    run: int = 0
+    rate: float = 1_000.0
+    begun: float = 0.0
+    clock_off_by: float = 0.0
+    group: str | None = None
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.chaos.process", json.dumps(asdict(self))]
+
+
+class Log:
+    """The history of this process; every line reaches the file at once, so a kill loses none."""
+
+    def __init__(self, path: str) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, record: Record) -> None:
+        os.write(self._fd, line(record).encode())
+
+
+def say(**what: Any) -> None:
+    """One line for the parent."""
+    os.write(1, (json.dumps({"at": now(), **what}) + "\n").encode())
+
+
+def block(seed: int, run: int, id: int) -> list[tuple[int, str]]:
+    """The block that follows from the input alone: one to three rows."""
+    dice = random.Random(seed * 1_000_003 + run * 7_919 + id)
+    return [(id * 10 + n, f"{dice.random():.17f}" * dice.randint(1, 4)) for n in range(dice.randint(1, 3))]
+
+
+async def orders() -> AsyncIterator[str]:
+    """What the parent wants; ends with the parent."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    async for text in reader:
+        yield text.decode().strip()
+
+
+class Member:
+    """One publisher of the group."""
+
+    def __init__(self, job: Job, log: Log) -> None:
+        self.job = job
+        self.log = log
+        self.closing = asyncio.Event()
+        self.failure: Exception | None = None
+        self.waiting: asyncio.Queue[tuple[esp.Delivery, str]] = asyncio.Queue()
+
+    async def run(self) -> None:
+        job = self.job
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self.closing.set)
+        async with BUSES[job.bus](Path(job.place)).client(self.notice) as client:
+            publisher = await client.publisher(URL, SCHEMA, failover=esp.Failover(GROUP, run=job.run))
+            say(ready=True, role=publisher.stats.role)
+            work = asyncio.create_task(self.work(publisher))
+            closing = asyncio.create_task(self.closing.wait())
+            try:
+                await asyncio.wait([work, closing], return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    await work
+                await publisher.aclose()
+                if self.failure is not None:
+                    raise self.failure
+                self.take_outcomes()
+            finally:
+                for task in (work, closing):
+                    task.cancel()
+                await asyncio.gather(work, closing, return_exceptions=True)
+        say(closed=True)
+
+    async def work(self, publisher: esp.Publisher) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.obey(publisher))
+            tasks.create_task(self.tell_roles(publisher))
+            tasks.create_task(self.note_outcomes())
+            await self.publish(publisher)
+
+    def notice(self, notice: Notice) -> None:
+        noted(notice)
+        if isinstance(notice, Failure) and notice.failure == "pubsubFail_APIFAIL":
+            self.failure = notice.error
+            self.closing.set()
+
+    async def publish(self, publisher: esp.Publisher) -> None:
+        """The whole input, from the start: at its pace, or as fast as it goes where it is late."""
+        job = self.job
+        for id in range(1, job.blocks + 1):
+            early = job.begun + id / job.rate - now()
+            if early > 0:
+                await asyncio.sleep(early)
+            rows = block(job.seed, job.run, id)
+            self.note(id, digest(rows), "unknown")
+            delivery = await publisher.inject(rows)
+            self.waiting.put_nowait((delivery, digest(rows)))
+        say(injected=True)
+
+    def note(self, id: int, content: str, outcome: Any) -> None:
+        self.log.write(Published(self.job.name, SOURCE, self.job.run, id, content, outcome, now()))
+
+    async def note_outcomes(self) -> None:
+        while True:
+            delivery, content = await self.waiting.get()
+            while True:
+                with contextlib.suppress(esp.DeliveryUnknown):
+                    self.note(delivery.id, content, await delivery)
+                    break
+
+    def take_outcomes(self) -> None:
+        """After a close that flushed, everything is on the bus."""
+        while not self.waiting.empty():
+            delivery, content = self.waiting.get_nowait()
+            self.note(delivery.id, content, "acked")
+
+    async def tell_roles(self, publisher: esp.Publisher) -> None:
+        async for change in publisher.roles():
+            say(role=change.role, event=change.event, term=change.term, m=change.m, last=change.last)
+
+    async def obey(self, publisher: esp.Publisher) -> None:
+        async for order in orders():
+            if order == "hand_over":
+                await publisher.hand_over()
+                say(handed_over=True)
+            elif order == "close":
+                self.closing.set()
+        os._exit(0)
+
+
+class Reader:
+    """One subscriber, of a group or not. It reads until it is told to close."""
+
+    def __init__(self, job: Job, log: Log) -> None:
+        self.job = job
+        self.log = log
+
+    async def run(self) -> None:
+        job = self.job
+        async with (
+            BUSES[job.bus](Path(job.place)).client(self.notice) as client,
+            client.subscriber(URL, SCHEMA, side="in", start="earliest", group=job.group) as subscriber,
+        ):
+            self.log.write(Opened(job.name, now()))
+            say(ready=True)
+            reading = asyncio.create_task(self.read(subscriber))
+            obeying = asyncio.create_task(self.obey())
+            try:
+                done, _ = await asyncio.wait([reading, obeying], return_when=asyncio.FIRST_COMPLETED)
+                if reading in done:
+                    await reading
+            finally:
+                for task in (reading, obeying):
+                    task.cancel()
+                await asyncio.gather(reading, obeying, return_exceptions=True)
+            say(closed=True, stats=asdict(subscriber.stats))
+
+    async def read(self, subscriber: esp.Subscriber) -> None:
+        job = self.job
+        async for got in subscriber:
+            self.log.write(Delivered(job.name, got.source, got.run, got.id, digest(got.rows()), now()))
+            if job.group and (got.id == job.blocks or got.id % CONFIRM_EVERY == 0):
+                await self.confirm(subscriber, got)
+            if got.id == job.blocks:
+                say(finished=got.run)
+
+    async def confirm(self, subscriber: esp.Subscriber, got: esp.Block) -> None:
+        try:
+            await subscriber.confirm(got)
+        except esp.BusError as error:
+            say(unconfirmed=str(error))
+        else:
+            self.log.write(Confirmed(self.job.name, got.source, got.run, got.id, now()))
+
+    def notice(self, notice: Notice) -> None:
+        noted(notice)
+        self.log.write(told(self.job.name, notice, now()))
+
+    async def obey(self) -> None:
+        async for order in orders():
+            if order == "close":
+                return
+        os._exit(0)
+
+
+def noted(notice: Notice) -> None:
+    logging.getLogger("chaos").warning("%s", notice)
+
+
+def _step_clock(seconds: float) -> None:
+    real, real_ns = time.time, time.time_ns
+    time.time = lambda: real() + seconds
+    time.time_ns = lambda: real_ns() + int(seconds * 1e9)
+
+
+def _root(error: BaseException) -> BaseException:
+    return _root(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    if job.clock_off_by:
+        _step_clock(job.clock_off_by)
+    logging.basicConfig(level=logging.INFO, format=f"%(relativeCreated)6d {job.name} %(name)s %(message)s")
+    log = Log(job.file)
+    try:
+        asyncio.run((Member if job.role == "member" else Reader)(job, log).run())
+    except (esp.EspError, ExceptionGroup) as error:
+        why = _root(error)
+        if not isinstance(why, esp.EspError):
+            raise
+        logging.getLogger("chaos").error("left: %r", why)
+        say(left=type(why).__name__, text=str(why))
+
+
+if __name__ == "__main__":
+    main()
