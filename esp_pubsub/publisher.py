@@ -218,14 +218,14 @@ class Publisher:
         self._check()
         body_kind, marks, count, body = self._encode(rows, opcode, flags)
         size = BODY_AT + len(body)
-        self._worked += size + 1024
-        if self._worked > _TURN:
-            self._worked = 0
-            await asyncio.sleep(0)
-            self._check()
         if size > self._largest:
             raise TooLarge(f"a block of {size} bytes; this bus takes {self._largest}", size=size, limit=self._largest)
         outbox = self._outbox
+        self._worked += size + 1024
+        if self._worked > _TURN and not self._line and outbox.room(size):
+            self._worked = 0
+            await asyncio.sleep(0)
+            self._check()
         if self._line or not outbox.room(size):
             await self._wait_for_room(size)
         if transactional:

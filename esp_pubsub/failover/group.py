@@ -112,6 +112,7 @@ class Group:
         self._hear_election = log_election.hear
         self._failure: Exception | None = None
         self._followed: int | None = None
+        self._begun_at = 0
         self._heard_other_at = -_HEARD
         self._following = False
         self._hand_over: asyncio.Future[None] | None = None
@@ -246,6 +247,7 @@ class Group:
         start = max(bounds.first, bounds.end - _BACK)
         if self._followed is not None:
             start = max(start, self._followed + 1)
+        self._begun_at = start
         return start
 
     # leading
@@ -298,7 +300,7 @@ class Group:
                     end = (await feed.bounds()).end
                 finally:
                     await feed.aclose()
-                while (self._followed or 0) < end - 1:
+                while (self._followed or 0) < end - 1 and self._begun_at < end:
                     await self._news.wait()
         except (TimeoutError, BusUnavailable):
             return

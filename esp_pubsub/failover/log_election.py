@@ -50,6 +50,8 @@ class LogElection:
         self._saw = (0, 0)
         self._number = 0
         self._nobody_leads = True
+        self._dead: int | None = None
+        self._read_back = 0
         self._let_others = False
         self._term: int | None = None  # the term we lead
         self._unwanted: int | None = None  # a term we lead and do not want
@@ -70,13 +72,18 @@ class LogElection:
             if nonce != self._identity.nonce:
                 self._term = None
         else:
+            ours = nonce == self._identity.nonce
+            if ours:
+                self._read_back = said.term
             if not ballot.claim(said.term, nonce, said.saw_nonce, said.saw_number):
+                if ours:
+                    self._news.tell()
                 return
-            self._term = said.term if nonce == self._identity.nonce else None
+            self._term = said.term if ours else None
             self._number = 0
             self._give_up_unwanted()
         self._heard_at = asyncio.get_running_loop().time()
-        self._nobody_leads = ballot.leader is None
+        self._nobody_leads = ballot.leader in (None, self._dead)
         if ballot.leader not in (None, self._identity.nonce):
             self._let_others = False  # they had their turn
         if ballot.leader != before:
@@ -99,6 +106,7 @@ class LogElection:
     async def _wait_for_death(self, leader: Identity) -> None:
         if self._deaths is not None:
             await self._deaths.gone(leader.process)
+            self._dead = leader.nonce  # what it wrote before may still be read after this
             if self._ballot is not None and self._ballot.leader == leader.nonce:
                 self._nobody_leads = True
                 self._news.tell()
@@ -154,15 +162,16 @@ class LogElection:
         return False
 
     async def _claim(self) -> None:
-        """Claim the next term, and wait until that term was won by somebody, or our claim must have been void."""
+        """Claim the next term, and wait until the claim is read back, or another one that came before it."""
         term = self._ballot.term if self._ballot is not None else 0
         try:
             await self._control.claim(Claim(self._identity, self._run, term + 1, *self._saw))
             async with asyncio.timeout(self._silence()):
-                while self._ballot is None or self._ballot.term <= term:
+                while self._read_back != term + 1 and (self._ballot is None or self._ballot.term <= term):
                     await self._news.wait()
         except BusUnavailable as error:
             self._trouble(error)
+            await asyncio.sleep(self._beat)
         except TimeoutError:
             return
 

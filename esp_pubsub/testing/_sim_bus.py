@@ -59,6 +59,7 @@ class Broker:
         self.stalled_until = 0.0
         self.ended = False
         self.dead: set[str] = set()
+        self.never_away: set[str] = set()  # whose queues are not durable, and who must miss nothing
         self.cut_until: dict[str, float] = {}
         self.topics: dict[str, Topic] = {}
         self.open: list[SimPipe | SimFeed] = []
@@ -301,7 +302,7 @@ class SimFeed:
             self._check()
         await asyncio.sleep(self._broker.delay())
         self._check()
-        if self._broker.draws(0.05):
+        if self.process not in self._broker.never_away and self._broker.draws(0.05):
             self.die("a feed died (drawn)")
             self._check()
         return self._take(min(max_messages, self._broker.loop.rng.randrange(1, 40)))

@@ -23,11 +23,12 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ..client import Client
 from ..errors import BusUnavailable, EspError
+from ..events import Block
 from ..failover.group import Failover
 from ..notices import BadMessage, InputDiffers, Missed, Notice
 from ..publisher import Publisher, PublisherOptions
@@ -63,7 +64,6 @@ class Plan:
 
     seed: int
     kind: Kind
-    members: int
     subscribers: int
     grouped: bool
     blocks: int
@@ -74,6 +74,8 @@ class Plan:
     pace: tuple[float, ...]
     calm_after: float
     accidents: tuple[Accident, ...]
+    late: float | None
+    """When one more subscriber comes, who sees what is sent from then on."""
 
     def __str__(self) -> str:
         lines = [f"{name} = {getattr(self, name)}" for name in self.__slots__ if name != "accidents"]
@@ -100,7 +102,6 @@ def draw(seed: int) -> Plan:
     return Plan(
         seed=seed,
         kind=kind,
-        members=members,
         subscribers=subscribers,
         grouped=grouped,
         blocks=rng.choice((5, 20, 40)),
@@ -111,6 +112,7 @@ def draw(seed: int) -> Plan:
         pace=tuple(rng.choice((0.001, 0.01, 0.05)) for _ in range(members)),
         calm_after=calm_after,
         accidents=tuple(sorted(accidents, key=lambda accident: accident.at)),
+        late=rng.uniform(0.02, 1.0) if rng.random() < 0.3 else None,
     )
 
 
@@ -180,11 +182,13 @@ class MemberProcess(Process):
         self.pace = pace
         self.pause = 0.0
         self.stopped = False
+        self.sent_most = 0
         self.publisher: Publisher | None = None
 
     async def work(self, client: Client) -> None:
         """See `Process.work`."""
-        plan, self.publisher, self.pause = self.run.plan, None, 0.0
+        plan, self.sent_most = self.run.plan, self.sent
+        self.publisher, self.pause = None, 0.0
         publisher = self.publisher = await self.opened(
             lambda: client.publisher(
                 URL,
@@ -213,6 +217,12 @@ class MemberProcess(Process):
     def is_through(self) -> bool:
         """See `Process.is_through`."""
         return self.stopped or (self.publisher is not None and self.publisher.stats.acked == self.run.plan.blocks)
+
+    @property
+    def sent(self) -> int:
+        """The highest block that it has sent, or knows to be on the bus."""
+        stats = self.publisher.stats if self.publisher is not None else None
+        return max(stats.sent, stats.on_bus, self.sent_most) if stats is not None else self.sent_most
 
     @property
     def waits_for_its_input(self) -> bool:
@@ -271,15 +281,19 @@ class SubscriberProcess(Process):
             lambda: client.subscriber(URL, side="in", start="earliest", group=self.group, schema=SCHEMA)
         )
         async for block in sub:
-            lowest, highest = (self.confirmed, self.tried) if first and self.starts > 1 else (self.last, self.last)
-            if not lowest + 1 <= block.id <= highest + 1:
-                self.run.wrong(f"{self.process} got block {block.id}, and {lowest + 1} must come")
-            if block.rows() != [(block.id, f"row {block.id}")]:
-                self.run.wrong(f"{self.process} got {block.rows()} for block {block.id}")
+            self._check(block, first)
             first, self.last = False, block.id
             self.run.tell(f"{self.process} gets {block.id}")
             if self.group is not None and (self.run.loop.rng.random() < 0.3 or block.id == self.run.plan.blocks):
                 await self._confirm(sub, block.id)
+
+    def _check(self, block: Block, first: bool) -> None:
+        """It is the one that must come, with its rows."""
+        lowest, highest = (self.confirmed, self.tried) if first and self.starts > 1 else (self.last, self.last)
+        if not lowest + 1 <= block.id <= highest + 1:
+            self.run.wrong(f"{self.process} got block {block.id}, and {lowest + 1} must come")
+        if block.rows() != [(block.id, f"row {block.id}")]:
+            self.run.wrong(f"{self.process} got {block.rows()} for block {block.id}")
 
     async def _confirm(self, sub: Any, id: int) -> None:
         self.tried = id
@@ -293,6 +307,42 @@ class SubscriberProcess(Process):
     def is_through(self) -> bool:
         """See `Process.is_through`."""
         return self.last == self.run.plan.blocks
+
+
+class LateProcess(SubscriberProcess):
+    """A subscriber that comes later, and may miss what was sent before, but nothing of what is sent from then on."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        super().__init__(run, name, None)
+        self.sent_before = 0
+        self.missed: set[int] = set()
+
+    async def work(self, client: Client) -> None:
+        """See `Process.work`."""
+        sub = await self.opened(lambda: client.subscriber(URL, side="in", start="latest", schema=SCHEMA))
+        self.sent_before = max(member.sent for member in self.run.members)
+        self.run.tell(f"{self.process} is there, {self.sent_before} sent before")
+        async for block in sub:
+            self._check(block, not self.last)
+            self.last = block.id
+
+    def _check(self, block: Block, first: bool) -> None:
+        while self.last + 1 in self.missed:
+            self.last += 1
+        if not (first and block.id <= self.sent_before + 1):
+            super()._check(block, first)
+
+    def notice(self, notice: Notice) -> None:
+        """See `Process.notice`."""
+        if isinstance(notice, Missed) and notice.last <= self.sent_before:
+            self.missed.update(range(notice.first, notice.last + 1))  # told before its user has the blocks in front
+            return
+        super().notice(notice)
+
+    @property
+    def is_through(self) -> bool:
+        """See `Process.is_through`."""
+        return super().is_through or self.sent_before == self.run.plan.blocks
 
 
 @dataclass
@@ -313,6 +363,8 @@ class Run:
         self.subscribers = [
             SubscriberProcess(self, f"S{at}-", f"{group}{at}" if group else None) for at in range(self.plan.subscribers)
         ]
+
+        self.late = LateProcess(self, "L")
 
     def tell(self, text: str) -> None:
         """Write the history."""
@@ -365,6 +417,9 @@ class Run:
         for member in self.members:
             member.start()
         self.broker.faults = self.plan.faults
+        if self.plan.late is not None:
+            self.broker.never_away.add("L1")
+            self.loop.in_bus(self.plan.late, self.late.start)
         for accident in self.plan.accidents:
             await asyncio.sleep(max(0.0, accident.at - self.loop.time()))
             self._happens(accident)
@@ -423,7 +478,9 @@ class Run:
         or more do.
         """
         until = self.loop.time() + PATIENCE
-        everybody = [*self.subscribers, *self.members]
+        everybody: list[Process] = [*self.subscribers, *self.members]
+        if self.plan.late is not None:
+            everybody.append(self.late)
         quiet_since, leader = self.loop.time(), ""
         while True:
             await asyncio.sleep(0.05)
@@ -458,9 +515,9 @@ class _ToHistory(logging.Handler):
         self.run.tell(f"{PROCESS.get()} logs {record.getMessage()}")
 
 
-def run(seed: int) -> Run:
-    """One history, checked. Raises Wrong."""
-    one = Run(draw(seed))
+def run(seed: int, **changes: Any) -> Run:
+    """One history, checked; `changes` are to the plan of the seed. Raises Wrong."""
+    one = Run(replace(draw(seed), **changes))
     one.go()
     return one
 

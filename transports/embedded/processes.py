@@ -39,13 +39,17 @@ def name() -> str:
     return f"{_place()}/{pid}/{_started(pid)}"
 
 
+def number(process: str) -> int | None:
+    """The pid in a name, whether or not it still means that process."""
+    parts = process.split("/")
+    return int(parts[2]) if len(parts) == 4 and parts[2].isdigit() else None
+
+
 def pid_of(process: str) -> int | None:
     """The pid of a named process, if it is one of ours to see: same boot, same namespace, still the same process."""
-    place, _, rest = process.rpartition("/")[0].rpartition("/")
-    started = process.rpartition("/")[2]
-    if place != _place() or not started or not rest.isdigit():
-        return None
-    return int(rest) if _started(int(rest)) == started else None
+    pid = number(process)
+    place, started = process.rpartition("/")[0].rpartition("/")[0], process.rpartition("/")[2]
+    return pid if pid is not None and place == _place() and started and _started(pid) == started else None
 
 
 def is_gone(process: str) -> bool:
@@ -76,10 +80,12 @@ def watched(process: str, tell: Callable[[], None]) -> Iterator[None]:
 
 def end(process: str) -> bool:
     """Kill a process through a descriptor taken before its name is checked, so that no other one can be hit."""
-    fields = process.split("/")
+    pid = number(process)
+    if pid is None:
+        return False
     try:
-        fd = os.pidfd_open(int(fields[-2]))
-    except (OSError, AttributeError, ValueError, IndexError):
+        fd = os.pidfd_open(pid)
+    except (OSError, AttributeError):
         return False
     try:
         if pid_of(process) is None:

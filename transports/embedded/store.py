@@ -96,8 +96,9 @@ class Store:
                 return await wrapped
         except TimeoutError:
             length, name = _HOLDER.unpack_from(self._page)
-            process = name[:length].decode()
-            who = f"process {process.split('/')[-2]} holds it" if process else "nobody is known to hold it"
+            process = name[:length].decode(errors="replace")  # it may be half written
+            holder = processes.number(process)
+            who = f"process {holder} holds it" if holder else "nobody is known to hold it"
             raise BusUnavailable(
                 f"no write lock on {self.path} within {deadline:g} s: {who}; if it is stopped, continue or end it",
                 process=process or None,

@@ -6,22 +6,32 @@ real classes, unchanged, pass both: that is what test_model.py and test_simulati
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from esp_pubsub.bus import Feed, Pipe
+from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.failover.accept import Accept, Outcome, Source
+from esp_pubsub.failover.control import Beat, Claim
+from esp_pubsub.failover.group import Group
 from esp_pubsub.failover.ledger import Ledger
+from esp_pubsub.failover.log_election import LogElection
 from esp_pubsub.failover.member import Member
 from esp_pubsub.failover.outbox import Outbox
 from esp_pubsub.notices import Missed
-from esp_pubsub.testing import model
+from esp_pubsub.sender import Sender
+from esp_pubsub.subscriber import Subscriber
+from esp_pubsub.testing import model, simulation
 from esp_pubsub.testing._explorer import Counterexample
 from esp_pubsub.testing._group_scene import GroupScene
-from esp_pubsub.wire.frame import BLOCK, Frame
+from esp_pubsub.wire.frame import BLOCK, Frame, Sealed
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 IN_MODEL: list[Any] = []
+IN_SIMULATION: list[Any] = []
+SEEDS = 150
 
 
 def in_model(world: str) -> Callable[[Mutant], Mutant]:
@@ -29,6 +39,16 @@ def in_model(world: str) -> Callable[[Mutant], Mutant]:
 
     def enter(mutant: Mutant) -> Mutant:
         IN_MODEL.append(pytest.param(mutant, world, id=mutant.__name__.replace("_", " ")))
+        return mutant
+
+    return enter
+
+
+def in_simulation(**changes: Any) -> Callable[[Mutant], Mutant]:
+    """Enter a mutant that the simulation must catch, with these changes to what its seeds draw."""
+
+    def enter(mutant: Mutant) -> Mutant:
+        IN_SIMULATION.append(pytest.param(mutant, changes, id=mutant.__name__.replace("_", " ")))
         return mutant
 
     return enter
@@ -216,3 +236,112 @@ def acknowledged_before_the_state_is_stored(patch: pytest.MonkeyPatch) -> None:
 def what_comes_again_is_let_go_at_once(patch: pytest.MonkeyPatch) -> None:
     dropped = Ledger.dropped
     patch.setattr(Ledger, "dropped", lambda self, position, frame=None: dropped(self, position))
+
+
+# sender, group, election, subscriber: in the simulation
+
+
+@in_simulation(faults=0.1)
+def a_pipe_goes_on_behind_what_a_dropped_one_was_sent(patch: pytest.MonkeyPatch) -> None:
+    write = Sender._write
+    sent: dict[int, int] = {}
+
+    async def on(self: Sender, pipe: Pipe) -> None:
+        self.sent = max(self.sent, sent.get(id(self), 0))
+        try:
+            await write(self, pipe)
+        finally:
+            sent[id(self)] = self.sent
+
+    patch.setattr(Sender, "_write", on)
+
+
+@in_simulation(faults=0.1)
+def one_acknowledgement_counts_for_all(patch: pytest.MonkeyPatch) -> None:
+    count = Sender._count
+
+    def all_of_it(self: Sender, confirmed: int) -> None:
+        count(self, confirmed)
+        self.settled = self.sent
+        self._acked(self.sent)
+
+    patch.setattr(Sender, "_count", all_of_it)
+
+
+@in_simulation(faults=0.1)
+def acknowledgements_of_a_dropped_pipe_counted(patch: pytest.MonkeyPatch) -> None:
+    one_pipe = Sender._one_pipe
+
+    async def late(self: Sender) -> None:
+        try:
+            await one_pipe(self)
+        except BusUnavailable:
+            self.settled = max(self.settled, self.sent)
+            self._acked(self.settled)
+            raise
+
+    patch.setattr(Sender, "_one_pipe", late)
+
+
+@in_simulation(kind="queues", grouped=True, faults=0.02, late=0.05, blocks=20)
+def no_beat_after_a_takeover(patch: pytest.MonkeyPatch) -> None:
+    next_batch = Sender._next_batch
+
+    def silent(self: Sender) -> list[Sealed]:
+        self._carried = self.settled
+        return next_batch(self)
+
+    patch.setattr(Sender, "_next_batch", silent)
+
+
+@in_simulation(kind="log")
+def m_from_a_beats_last_id(patch: pytest.MonkeyPatch) -> None:
+    word = Group._word
+
+    def boastful(self: Group, *arguments: Any) -> Beat:
+        beat = word(self, *arguments)
+        return replace(beat, settled=beat.given, chain=None)
+
+    patch.setattr(Group, "_word", boastful)
+
+
+@in_simulation(kind="log", all_lead=False)
+def an_ineligible_member_campaigns(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Member, "eligible", property(lambda self: True))
+
+
+@in_simulation(kind="log", grouped=True)
+def a_reader_goes_on_without_its_state(patch: pytest.MonkeyPatch) -> None:
+    def without(self: Subscriber, feed: Feed) -> None:
+        self._resumed = True
+
+    patch.setattr(Subscriber, "_resume", without)
+
+
+@in_simulation(kind="log", all_lead=False)
+def a_leader_does_not_step_down(patch: pytest.MonkeyPatch) -> None:
+    hear = LogElection.hear
+
+    def stubborn(self: LogElection, said: Beat | Claim) -> None:
+        before = self._term
+        hear(self, said)
+        self._term = self._term or before
+
+    patch.setattr(LogElection, "hear", stubborn)
+
+
+@in_simulation(kind="log", all_lead=False, deaths=False)
+def nobody_claims_after_a_silence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogElection, "_silence", lambda self: 1e6)
+
+
+@pytest.mark.parametrize(("mutant", "changes"), IN_SIMULATION)
+def test_the_simulation_catches(mutant: Mutant, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(simulation.Wrong):
+        for seed in range(SEEDS):
+            simulation.run(seed, **changes)
+
+
+def test_there_are_more_than_twelve_mutants() -> None:
+    assert len(IN_MODEL) + len(IN_SIMULATION) > 20
