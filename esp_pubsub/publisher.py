@@ -283,7 +283,8 @@ class Publisher:
     def _told(self) -> None:
         """The group knows more than before. A standby's block is covered once its chain was seen to be the bus's."""
         if self._member is not None:
-            self._advance(min(self._member.m, self._member.agreed))
+            member = self._member
+            self._advance(member.m if member.role == "active" else min(member.m, member.agreed))
 
     def _advance(self, id: int) -> None:
         self._room.tell()

@@ -333,12 +333,14 @@ class Group:
         return await self._election.watch()
 
     async def _stalled(self) -> Event:
-        """Unsent work, and nothing acknowledged for `stall` seconds."""
-        while True:
-            before = self._sender.settled
-            await asyncio.sleep(self._stall)
-            if self._sender.settled == before and len(self._member.outbox) and self._member.outbox.first == before + 1:
-                return "stalled"
+        """Unsent work, and nothing acknowledged for `stall` seconds since it came or since the last progress."""
+        loop = asyncio.get_running_loop()
+        before, since = self._sender.settled, loop.time()
+        while len(self._member.outbox) == 0 or loop.time() - since < self._stall:
+            if len(self._member.outbox) == 0 or self._sender.settled != before:
+                before, since = self._sender.settled, loop.time()
+            await asyncio.sleep(self._stall / 20)
+        return "stalled"
 
     async def _handed_over(self) -> Event:
         while self._hand_over is None:

@@ -195,6 +195,9 @@ class Member:
 def _keep(chains: dict[int, int], id: int, chain: int, most: int) -> None:
     chains[id] = chain
     chains.pop(id - most, None)
+    if len(chains) > 2 * most:  # ids that came with gaps
+        for old in [known for known in chains if known <= id - most]:
+            del chains[old]
 
 
 def diagram() -> str:

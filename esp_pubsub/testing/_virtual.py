@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 PROCESS: ContextVar[str] = ContextVar("process", default="bus")
+CIRCLES = 50_000  # turns in one moment
 _numbers = itertools.count(1)
 
 
@@ -64,6 +65,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.problems: list[str] = []
         self.turns = 0
         self._now = 0.0
+        self._jumped_at = 0
         self._ready: dict[str, deque[events.Handle]] = {}
         self._timers: list[tuple[float, int, events.TimerHandle]] = []
         self._timer_numbers = itertools.count()
@@ -180,8 +182,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 heapq.heappop(timers)
             if not timers or timers[0][0] > limit:
                 raise Stuck(f"nothing more happens at {now:.3f} s")
-            self._now = timers[0][0]
+            self._now, self._jumped_at = timers[0][0], self.turns
             return
+        if self.turns - self._jumped_at > CIRCLES:
+            raise Stuck(f"at {now:.3f} s {' and '.join(names)} go round in circles")
         queue = self._ready[names[0] if len(names) == 1 else names[int(self.rng.random() * len(names))]]
         handle = queue.popleft()
         self.turns += 1
