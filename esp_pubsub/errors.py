@@ -22,7 +22,6 @@ code acts on the class and the data, never on the text.
     +-- Stale                  a higher run of the source exists (.run, .current)
     +-- Overrun                a standby whose input could not wait
     +-- NoGroup                confirm without a group
-    +-- NoPosition             start=None on a group with nothing stored, and no default
     +-- Unconfirmed            too many blocks read and not confirmed (.limit)
     +-- NoAnswer               a request nobody answered in time (.topic, .timeout)
     +-- Closed                 used after close
@@ -140,10 +139,6 @@ class Overrun(EspError):
 
 class NoGroup(EspError):
     """Confirm was called on a subscriber without a group."""
-
-
-class NoPosition(EspError):
-    """The group has no stored position and none was given."""
 
 
 class Unconfirmed(EspError):
