@@ -5,25 +5,34 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from functools import cache, lru_cache
+from types import ModuleType
+from typing import Any, Literal
 
 from .errors import TooLarge, ValueRefused
 from .events import Block, Event, Opcode
 from .schema import Schema
-from .wire.frame import ARROW, BODY_AT, LIMITS, MARKED, ROWS, TRANSACTIONAL, Limits
+from .wire.frame import ARROW, BODY_AT, LIMITS, MARKED, ROWS, TRANSACTIONAL, Buffer, Limits
 from .wire.rows import codec
 
 _PAIRS = re.compile(b"\x06+")
 _KNOWN = bytes(Opcode)
 
 
-class Encoded(NamedTuple):
-    """A body and what the header says of it."""
+Encoded = tuple[int, int, int, Buffer]  # what the header says of a body, kind, flags and count, and the body
 
-    kind: int
-    flags: int
-    count: int  # type: ignore[assignment]  # a tuple's own count() is of no use here
-    body: bytes
+
+@cache
+def _arrow() -> ModuleType:
+    """The extra `arrow`, asked for when there is a table."""
+    from .wire import arrow
+
+    return arrow
+
+
+@lru_cache(maxsize=256)
+def _is_table(kind: type) -> bool:
+    return any(hasattr(kind, name) for name in ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__"))
 
 
 class Encoder:
@@ -42,10 +51,12 @@ class Encoder:
         own.
         """
         if type(data) is list and data and type(data[0]) is tuple:
+            if opcode is Opcode.INSERT and type(flags) is int and flags == 0 and not self._arrow:  # nearly always
+                return ROWS, 0, len(data), self._rows(data, 1, 0, self._limits)
             return self._from_rows(data, opcode, flags)
         if isinstance(data, Block):
             return self._from_block(data)
-        if any(hasattr(data, name) for name in ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__")):
+        if _is_table(type(data)):  # type: ignore[arg-type]  # every type is hashable
             return self._from_table(data, opcode, flags)
         return self._from_rows(*_plain(data, self._schema, opcode, flags))
 
@@ -57,13 +68,11 @@ class Encoder:
         else:
             opcodes, marks = _opcodes(opcode, len(rows)), _each(flags, len(rows), "flags")
         if not self._arrow:
-            return Encoded(ROWS, 0, len(rows), self._rows(rows, opcodes, marks, self._limits))
-        from .wire import arrow
-
+            return ROWS, 0, len(rows), self._rows(rows, opcodes, marks, self._limits)
         self._rows(rows, opcodes, marks, self._limits)
-        return self._from_batch(*arrow.encode_rows(self._schema, rows, opcodes, marks))
+        return self._from_batch(*_arrow().encode_rows(self._schema, rows, opcodes, marks))
 
-    def _from_batch(self, body: bytes, count: int, marked: bool) -> Encoded:
+    def _from_batch(self, body: Buffer, count: int, marked: bool) -> Encoded:
         if not 1 <= count <= self._limits.events or len(body) > self._limits.frame_bytes:
             raise TooLarge(
                 f"a block of {count} events and {len(body)} bytes; it has at least one event and at most "
@@ -71,7 +80,7 @@ class Encoder:
                 size=len(body),
                 limit=self._limits.frame_bytes,
             )
-        return Encoded(ARROW, MARKED if marked else 0, count, body)
+        return ARROW, MARKED if marked else 0, count, body
 
     def _from_block(self, block: Block) -> Encoded:
         """A block that was received goes on as it is."""
@@ -86,12 +95,11 @@ class Encoder:
                 size=len(frame.data),
                 limit=self._limits.frame_bytes,
             )
-        return Encoded(frame.body_kind, frame.flags & (MARKED | TRANSACTIONAL), frame.count, frame.body)
+        return frame.body_kind, frame.flags & (MARKED | TRANSACTIONAL), frame.count, frame.body
 
     def _from_table(self, data: Any, opcode: Any, flags: Any) -> Encoded:
         """An Arrow table or batch, or a frame that can become one; with columns _opcode and _flags, or without."""
-        from .wire import arrow
-
+        arrow = _arrow()
         try:
             body, count, marked = arrow.encode(self._schema, arrow.from_frame(data))
             if self._arrow and (marked or (opcode is Opcode.INSERT and flags == 0)):

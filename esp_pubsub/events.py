@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum, IntFlag
 from typing import Any
 
 from .errors import BadBody
 from .schema import FieldType, Schema
-from .wire.frame import ARROW, MARKED, ROWS, TRANSACTIONAL, Frame
+from .wire.frame import ARROW, BODY_AT, MARKED, ROWS, TRANSACTIONAL, Frame
 from .wire.rows import codec
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -51,14 +51,14 @@ def moment(seconds: int, micros: int = 0) -> datetime:
     return _EPOCH + timedelta(seconds=seconds, microseconds=micros)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)  # to be left as it is; freezing would triple the price of making one
 class Block:
     """A block as it was delivered. Decoding happens when it is asked for, and again each time it is asked for.
 
     Every way of reading raises BadBody if the bytes, though whole, are not a body of the block's schema.
     """
 
-    frame: Frame = field(repr=False)
+    frame: Frame
     schema: Schema
     view: View
     serial: int = 0
@@ -145,7 +145,7 @@ class Block:
 
                 decoded = arrow.rows(self.schema, frame.body_view, frame.count, marked=bool(frame.flags & MARKED))
             elif frame.body_kind == ROWS:
-                decoded = codec(self.schema).decode(frame.body_view, frame.count)
+                decoded = codec(self.schema).decode(frame.data[BODY_AT:], frame.count)
             else:
                 raise ValueError(f"a body of kind {frame.body_kind} holds no events")
             return self.view.apply(*decoded) if self.view else decoded

@@ -241,11 +241,12 @@ class Publisher:
             raise
         self._events += count
         self._bytes += size
-        if self._group is not None and self._member is not None:
-            if self._settled < self._member.m:
+        if self._group is None:
+            self._sender.wake()
+        else:
+            self._group.given()
+            if self._for_ack:
                 self._told()
-            self._group.tell()
-        self._sender.wake()
         return Delivery(self, id)
 
     async def _wait_for_room(self, size: int) -> None:
@@ -330,6 +331,7 @@ class Publisher:
         if not 1 <= id <= self._outbox.last:
             raise ValueError(f"no block has the id {id}; the last one given is {self._outbox.last}")
         self._home.check()
+        self._told()
         if id > self._settled:
             self._raise_if_over(id)
             await self._wait_for(id, self.options.ack_timeout if timeout is None else timeout)
@@ -360,6 +362,7 @@ class Publisher:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every block that has an id is on the bus. DeliveryUnknown names the first that is late."""
         self._home.check()
+        self._told()
         last = self._outbox.last
         if last <= self._settled:
             return
@@ -396,6 +399,7 @@ class Publisher:
     @property
     def stats(self) -> PublisherStats:
         """What was given, sent and acknowledged so far, and what this member is in its group."""
+        self._told()
         plain = PublisherStats(
             given=self._outbox.last,
             sent=self._sender.sent,

@@ -21,7 +21,7 @@ from typing import Any
 from .bus import Bus, Pipe
 from .errors import BusError, BusUnavailable
 from .failover.outbox import Outbox
-from .wire.frame import BEAT, SEALED_AT, WINDOW_BYTES, WINDOW_FRAMES, Sealed, frames, seal
+from .wire.frame import BEAT, WINDOW_BYTES, WINDOW_FRAMES, Sealed, frames, seal
 
 _BATCH_BLOCKS = 500
 _BATCH_BYTES = 1 << 20
@@ -178,7 +178,7 @@ class Sender:
 
 
 def _size(blocks: list[Sealed]) -> int:
-    return sum(SEALED_AT + len(block.data) for block in blocks)
+    return sum(block.size for block in blocks)
 
 
 async def _outcome(work: Coroutine[Any, Any, None]) -> Exception:

@@ -13,7 +13,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from itertools import repeat
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, cast
 
 import msgpack
 
@@ -35,13 +37,14 @@ from .failover.accept import Accept, Dropped, Outcome
 from .failover.ledger import Ledger, furthest, parse_state
 from .notices import BadMessage, Failure, Missed, Notice, Reconnected, Skipped
 from .schema import Schema
-from .wire.frame import BEAT, BLOCK, LIMITS, Frame, Limits, parse
+from .wire.frame import BLOCK, LIMITS, Frame, Limits, parse
 
 if TYPE_CHECKING:
     from .client import Home
 
 SCHEMA_KEY, RUNS_KEY = "schema", "runs"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
+_EVENTS, _DATA = attrgetter("count"), attrgetter("data")
 
 
 def check_start(start: Any) -> None:
@@ -159,11 +162,10 @@ class Subscriber:
 
     async def __anext__(self) -> Block:
         """The next block. Waits without end; put it in `asyncio.timeout` for one. Cancelled: nothing is lost."""
-        self._home.check()
         if not self._ready:
             await self._fill()
-        self._last = self._ready.popleft()
-        return self._last
+        self._last = block = self._ready.popleft()
+        return block
 
     async def batches(self, max_blocks: int | None = None) -> AsyncIterator[list[Block]]:
         """An async iterator over lists of blocks: whatever has come, at least one, at most `max_blocks`."""
@@ -173,8 +175,11 @@ class Subscriber:
                     await self._fill()
                 except StopAsyncIteration:
                     return
-            count = min(len(self._ready), max_blocks or len(self._ready))
-            batch = [self._ready.popleft() for _ in range(count)]
+            if max_blocks is None or max_blocks >= len(self._ready):
+                batch = list(self._ready)
+                self._ready.clear()
+            else:
+                batch = [self._ready.popleft() for _ in range(max_blocks)]
             self._last = batch[-1]
             yield batch
 
@@ -267,60 +272,61 @@ class Subscriber:
 
     def _take(self, messages: Sequence[Message | Break]) -> None:
         """Messages to blocks and notices. Nothing is awaited here."""
-        limits, receive, ledger = self.options.limits, self._accept.receive, self._ledger
-        for message in messages:
-            if isinstance(message, Break):
-                self._broken(message)
-                continue
-            position, data = message
-            if self._replay:
-                if self._read_to is not None and position <= self._read_to:
-                    continue  # a group's new feed begins where it confirmed; this we have
-                self._read_to = position
-            if ledger is not None:
-                ledger.arrived(position)
-            try:
-                frame = parse(data, position, limits)
-            except BadFrame as e:
-                self._bad(position, e.reason)
-                continue
-            if frame.kind not in (BLOCK, BEAT):
-                self._bad(position, f"a frame of kind {frame.kind} has no place on a topic of blocks")
-                continue
-            for outcome in receive(frame):
-                if outcome.__class__ is Frame:
-                    self._deliver(outcome)
-                else:
-                    self._tell(outcome)
+        start = 0
+        for at in [at for at, kind in enumerate(map(type, messages)) if kind is Break]:
+            self._accept_all(cast(Sequence[Message], messages[start:at]))
+            self._broken(cast(Break, messages[at]))
+            start = at + 1
+        self._accept_all(cast(Sequence[Message], messages[start:] if start else messages))
 
-    def _deliver(self, frame: Frame) -> None:
+    def _accept_all(self, messages: Sequence[Message]) -> None:
+        """Messages between which nothing is missing."""
+        if self._replay and messages:
+            if self._read_to is not None and messages[0].position <= self._read_to:
+                # a group's new feed begins where it confirmed; this we have
+                messages = [message for message in messages if message.position > self._read_to]
+            self._read_to = messages[-1].position if messages else self._read_to
+        if self._ledger is not None:
+            for position, _ in messages:
+                self._ledger.arrived(position)
+        outcomes = self._accept.receive_all(messages, self.options.limits)
+        frames = [outcome for outcome in outcomes if outcome.__class__ is Frame]
+        self._deliver(frames)
+        for outcome in outcomes if len(frames) < len(outcomes) else ():
+            self._tell(outcome)
+
+    def _deliver(self, frames: Sequence[Frame]) -> None:
         counts = self._counts
-        counts["blocks"] += 1
-        counts["events"] += frame.count
-        counts["bytes"] += len(frame.data)
-        serial = self._ledger.delivered(frame) if self._ledger is not None else 0
-        self._ready.append(Block(frame, self.schema, self._view, serial))  # type: ignore[arg-type]  # see _find_schema
+        counts["blocks"] += len(frames)
+        counts["events"] += sum(map(_EVENTS, frames))
+        counts["bytes"] += sum(map(len, map(_DATA, frames)))
+        schema: Any = self.schema  # there is one wherever there are frames: see _find_schema
+        ledger = self._ledger
+        serials = repeat(0) if ledger is None else map(ledger.delivered, frames)
+        self._ready.extend(map(Block, frames, repeat(schema), repeat(self._view), serials))
 
     def _tell(self, outcome: Outcome) -> None:
-        if isinstance(outcome, Dropped):
-            self._drop(outcome)
-        elif not isinstance(outcome, Frame):
-            if isinstance(outcome, Missed):
-                self._counts["missed"] += outcome.last - outcome.first + 1
-            self._notify(outcome)
+        match outcome:
+            case Frame():
+                return
+            case Dropped(frame, "beyond"):
+                self._bad(
+                    BadMessage(frame.position, f"block {frame.id} is beyond the window of its settled {frame.settled}")
+                )
+            case Dropped(frame, why):
+                self._counts[_COUNTED[why]] += 1
+                self._let_go(frame.position, frame)
+            case BadMessage():
+                self._bad(outcome)
+            case _:
+                if isinstance(outcome, Missed):
+                    self._counts["missed"] += outcome.last - outcome.first + 1
+                self._notify(outcome)
 
-    def _drop(self, dropped: Dropped) -> None:
-        position = dropped.frame.position
-        if dropped.why == "beyond":
-            self._bad(position, f"block {dropped.frame.id} is beyond the window of its settled {dropped.frame.settled}")
-            return
-        self._counts[_COUNTED[dropped.why]] += 1
-        self._let_go(position, dropped.frame)
-
-    def _bad(self, position: Any, reason: str) -> None:
+    def _bad(self, bad: BadMessage) -> None:
         self._counts["bad"] += 1
-        self._let_go(position)
-        self._notify(BadMessage(position, reason))
+        self._let_go(bad.position)
+        self._notify(bad)
 
     def _let_go(self, position: Any, frame: Frame | None = None) -> None:
         if self._ledger is None or self._ledger.dropped(position, frame):

@@ -18,11 +18,13 @@ What a diverged frame says is not believed: it proves nothing, and neither does 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ..notices import Forgotten, InputDiffers, Joined, Missed, NewRun
-from ..wire.frame import BLOCK, WINDOW_FRAMES, Frame
+from ..errors import BadFrame
+from ..notices import BadMessage, Forgotten, InputDiffers, Joined, Missed, NewRun
+from ..wire.frame import BEAT, BLOCK, LIMITS, WINDOW_FRAMES, Frame, Limits, continuing, parse, source_of
 
 DIVERGED_KEPT = 1_024
 
@@ -35,7 +37,7 @@ class Dropped:
     why: str
 
 
-Outcome = Frame | Dropped | Missed | Joined | NewRun | InputDiffers | Forgotten
+Outcome = Frame | Dropped | Missed | Joined | NewRun | InputDiffers | Forgotten | BadMessage
 
 
 class Source:
@@ -53,9 +55,6 @@ class Source:
         self.diverged: dict[int, int] = {}
 
 
-_NOTHING = Source(-1, -1)
-
-
 class Accept:
     """The rule for one reader of one topic. Feed it frames in the order of the bus."""
 
@@ -69,26 +68,46 @@ class Accept:
         self.max_sources = max_sources
         self.joined_at_run: dict[int, int] = {}
         self.sources: dict[int, Source] = {}
-        self._plain = _NOTHING
+
+    def receive_all(self, messages: Sequence[tuple[Any, bytes]], limits: Limits = LIMITS) -> list[Outcome]:
+        """What follows from messages, each with its position: for each what `receive` says, or what is wrong with it.
+
+        Most of what a topic holds are the next blocks of a source in order: whole lines of those are taken in one loop.
+        """
+        outcomes: list[Outcome] = []
+        at = 0
+        while at < len(messages):
+            line = self._continue(messages[at:] if at else messages, limits)
+            if line:
+                outcomes += line
+                at += len(line)
+                continue
+            position, data = messages[at]
+            at += 1
+            try:
+                outcomes += self.receive(parse(data, position, limits))
+            except BadFrame as e:
+                outcomes.append(BadMessage(position, e.reason))
+        return outcomes
+
+    def _continue(self, messages: Sequence[tuple[Any, bytes]], limits: Limits) -> list[Frame]:
+        """The blocks in front that come next in a source of which nothing is held and nothing is odd."""
+        number = source_of(messages[0][1])
+        source = self.sources.get(number)
+        if source is None or source.chain is None or source.hold or source.joining or source.diverged:
+            return []
+        beyond = 1 << 64 if self.suffix_only else self.window
+        line = continuing(messages, number, source.run, source.last, source.chain, beyond, limits)
+        if line:
+            source.last, source.chain = line[-1].id, line[-1].chain
+            self.sources[number] = self.sources.pop(number)  # the order in which they were last seen
+        return line
 
     def receive(self, frame: Frame) -> tuple[Outcome, ...]:
-        """What follows from one block or beat: frames to deliver (as they are), Dropped ones, and notices, in order."""
-        source = self._plain
-        if (
-            frame.link == source.chain
-            and frame.id == source.last + 1
-            and frame.source == source.number
-            and frame.run == source.run
-            and frame.kind == BLOCK
-        ):  # the common case, and only that: the next block of the source seen last, of which nothing is held
-            source.last = frame.id
-            source.chain = frame.chain
-            return (frame,)
-        outcome = tuple(self._receive(frame, self.sources.get(frame.source)))
-        source = self.sources.get(frame.source, _NOTHING)
-        odd = source.hold or source.joining or source.diverged
-        self._plain = source if self.suffix_only and not odd else _NOTHING
-        return outcome
+        """What follows from one frame: frames to deliver (as they are), Dropped ones, and notices, in order."""
+        if frame.kind not in (BLOCK, BEAT):
+            return (BadMessage(frame.position, f"a frame of kind {frame.kind} has no place on a topic of blocks"),)
+        return tuple(self._receive(frame, self.sources.get(frame.source)))
 
     def _receive(self, frame: Frame, source: Source | None) -> Iterator[Outcome]:
         if self._is_beyond(frame, source):
@@ -212,11 +231,9 @@ class Accept:
         self.sources.clear()
         self.joined_at_run.clear()
         self.from_start = from_start
-        self._plain = _NOTHING
         return held
 
     def resume(self, positions: Mapping[int, tuple[int, int, int | None]]) -> None:
         """Go on from stored `source -> (run, last, chain)`."""
         for number, (run, last, chain) in positions.items():
             self.sources[number] = Source(number, run, last, chain)
-        self._plain = _NOTHING

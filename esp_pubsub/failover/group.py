@@ -115,6 +115,7 @@ class Group:
         self._begun_at = 0
         self._heard_other_at = -_HEARD
         self._following = False
+        self._ineligible = True
         self._hand_over: asyncio.Future[None] | None = None
         self._changes: set[asyncio.Queue[RoleChange]] = set()
 
@@ -165,9 +166,11 @@ class Group:
                 )
             await self._news.wait()
 
-    def tell(self) -> None:
-        """The member's outbox changed: a standby may have become eligible."""
-        if self._member.role == "standby":
+    def given(self) -> None:
+        """The member has one more block: to send, or to become eligible by."""
+        if self._member.role == "active":
+            self._sender.wake()
+        elif self._ineligible and self._member.eligible:
             self._news.tell()
 
     def acked(self) -> None:
@@ -265,12 +268,14 @@ class Group:
         return term
 
     async def _until_eligible(self) -> None:
+        self._ineligible = True
         while not (self._member.eligible and self._following and self._control.reading.is_set()):
             try:
                 async with asyncio.timeout(_PAUSE):
                     await self._news.wait()
             except TimeoutError:
                 continue
+        self._ineligible = False
         self._step("eligible")
 
     async def _campaign(self) -> int | None:

@@ -86,12 +86,16 @@ class Member:
 
     def give(self, block: Sealed) -> None:
         """A block of our own input has its id. Raises InputDiffers if the bus has another one under it."""
-        self.outbox.add(block)
-        _keep(self._given, block.id, block.chain, self._buffer)
-        if block.id in self._seen:
-            self._compare(block.id, block.chain, self._seen[block.id])
-        if block.id <= self.m:
-            self.outbox.trim(self.m)
+        id, chain = block.id, block.chain
+        if id <= self.m:
+            self.outbox.pass_over(block)
+        else:
+            self.outbox.add(block)
+        self._given[id] = chain
+        self._given.pop(id - self._buffer, None)
+        seen = self._seen.get(id)
+        if seen is not None:
+            self._compare(id, chain, seen)
 
     def acked(self, id: int) -> None:
         """The bus confirmed what we sent, up to this id."""
@@ -176,7 +180,9 @@ class Member:
             raise Stale(f"run {run} of this group replaced ours, {self.run}", run=self.run, current=run)
 
     def _compare(self, id: int, ours: int, theirs: int) -> None:
-        if ours != theirs:
+        if ours == theirs:
+            self.agreed = max(self.agreed, id)
+        else:
             raise InputDiffers(
                 f"block {id} of our input has the chain {ours:08x}, the one on the bus {theirs:08x}: the members of "
                 "this group do not build the same blocks (another input, order, block size or schema)",
@@ -184,7 +190,6 @@ class Member:
                 ours=ours,
                 theirs=theirs,
             )
-        self.agreed = max(self.agreed, id)
 
     def _advance(self, id: int) -> None:
         if id > self.m:

@@ -6,7 +6,7 @@ whether one more block fits. One block always fits into an empty outbox, whateve
 
 from __future__ import annotations
 
-from ..wire.frame import SEALED_AT, Sealed
+from ..wire.frame import Sealed
 
 
 class Outbox:
@@ -37,13 +37,19 @@ class Outbox:
         self._blocks[block.id] = block
         self.last = block.id
         self.chain = block.chain
-        self.bytes += SEALED_AT + len(block.data)
+        self.bytes += block.size
+
+    def pass_over(self, block: Sealed) -> None:
+        """Count the block last + 1 as one that was added and let go; nothing may be in here."""
+        if block.id != self.last + 1 or block.link != self.chain or self._blocks:
+            raise ValueError(f"block {block.id} cannot be passed over behind block {self.last}")
+        self.last, self.first, self.chain = block.id, block.id + 1, block.chain
 
     def trim(self, past: int) -> None:
         """Let go of everything up to and including `past`."""
         blocks = self._blocks
         while self.first <= past and self.first <= self.last:
-            self.bytes -= SEALED_AT + len(blocks.pop(self.first).data)
+            self.bytes -= blocks.pop(self.first).size
             self.first += 1
 
     def after(self, id: int, max_blocks: int, max_bytes: int) -> list[Sealed]:
@@ -52,7 +58,7 @@ class Outbox:
         blocks, size = self._blocks, 0
         for number in range(max(id + 1, self.first), min(self.last, id + max_blocks) + 1):
             block = blocks[number]
-            size += SEALED_AT + len(block.data)
+            size += block.size
             if found and size > max_bytes:
                 break
             found.append(block)

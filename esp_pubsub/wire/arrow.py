@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import NotInstalled
 from ..schema import FieldType, Schema
+from .frame import Buffer
 from .rows import codec, money_text, money_values
 
 try:
@@ -37,6 +38,10 @@ _TYPES = {
     FieldType.ARRAY_DOUBLE: pa.list_(pa.float64()),
 }
 _OPCODE, _FLAGS = "_opcode", "_flags"
+_TABLES = (pa.Table, pa.RecordBatch)
+_UP = struct.Struct("<I")
+_BACK = struct.Struct("<i")
+_ENTRY = struct.Struct("<H")
 _MARKS = [pa.field(_OPCODE, pa.uint8(), nullable=False), pa.field(_FLAGS, pa.uint8(), nullable=False)]
 
 
@@ -68,7 +73,7 @@ def table(schema: Schema, rows: Sequence[Sequence[Any]], opcodes: int | bytes = 
 
 def from_frame(data: Any) -> pa.Table | pa.RecordBatch:
     """A table or batch as it is; a pandas frame, or whatever speaks Arrow's C interface, as a table."""
-    if isinstance(data, pa.Table | pa.RecordBatch):
+    if isinstance(data, _TABLES):
         return data
     if hasattr(data, "__arrow_c_stream__"):
         return pa.table(data)
@@ -77,26 +82,28 @@ def from_frame(data: Any) -> pa.Table | pa.RecordBatch:
     return pa.Table.from_pandas(data, preserve_index=False)
 
 
-def encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[bytes, int, bool]:
+def encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[Buffer, int, bool]:
     """A table or batch as body, event count and whether it is marked. Columns are found by name and cast where that
-    loses nothing.
+    loses nothing. The body is a buffer of pyarrow's, not copied.
 
     Raises ValueError for a column that is missing or does not fit.
     """
     try:
-        if type(data) is pa.RecordBatch and data.schema.equals(arrow_schema(schema)) and not _has_money(schema):
-            return data.serialize().to_pybytes(), data.num_rows, False
+        if type(data) is pa.RecordBatch and data.schema.equals(_as_it_is(schema)):
+            return data.serialize(), data.num_rows, False
         return _encode(schema, data)
     except (KeyError, TypeError, ArithmeticError, NotImplementedError) as e:
         raise ValueError(str(e)) from e
 
 
 @lru_cache(maxsize=1_024)
-def _has_money(schema: Schema) -> bool:
-    return any(field.type is FieldType.MONEY for field in schema.fields)
+def _as_it_is(schema: Schema) -> pa.Schema:
+    """The Arrow schema whose batches need no conversion; one that nobody has, where money must be made canonical."""
+    money = any(field.type is FieldType.MONEY for field in schema.fields)
+    return pa.schema([]) if money else arrow_schema(schema)
 
 
-def _encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[bytes, int, bool]:
+def _encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[Buffer, int, bool]:
     marked = _OPCODE in data.schema.names and _OPCODE not in schema.names
     target = arrow_schema(schema, marked=marked)
     missing = [name for name in target.names if name not in data.schema.names]
@@ -112,7 +119,7 @@ def _encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[bytes, int
     if isinstance(data, pa.Table):
         batches = data.combine_chunks().to_batches()
         data = batches[0] if len(batches) == 1 else pa.RecordBatch.from_pylist([], schema=target)
-    return data.serialize().to_pybytes(), data.num_rows, marked
+    return data.serialize(), data.num_rows, marked
 
 
 def _with_money(data: Any, name: str) -> Any:
@@ -126,9 +133,8 @@ def _with_money(data: Any, name: str) -> Any:
 def batch(schema: Schema, body: bytes | memoryview, count: int, *, marked: bool) -> pa.RecordBatch:
     """The record batch in a body. Raises ValueError, whatever the bytes."""
     try:
-        message = pa.ipc.read_message(body)
-        _refuse_compression(message.metadata.to_pybytes())
-        found = pa.ipc.read_record_batch(message, arrow_schema(schema, marked=marked))
+        _refuse_compression(body)
+        found = pa.ipc.read_record_batch(body, arrow_schema(schema, marked=marked))
         found.validate(full=True)
     except (pa.ArrowException, OSError, EOFError, struct.error) as e:
         raise ValueError(f"not an Arrow record batch of the schema {schema}: {e}") from None
@@ -137,22 +143,28 @@ def batch(schema: Schema, body: bytes | memoryview, count: int, *, marked: bool)
     return found
 
 
-def _refuse_compression(metadata: bytes) -> None:
+def _refuse_compression(body: bytes | memoryview) -> None:
     """A few kilobytes can inflate to gigabytes, and pyarrow has no bound on it; what we write is never compressed.
 
-    Whether it is stands in a flatbuffer: Message.header, field 2, is a RecordBatch, whose field 3 is `compression`.
+    Whether it is stands in the flatbuffer behind the message's two leading words: in Message the field 2 is a
+    RecordBatch, whose field 3 is `compression`.
     """
-
-    def field(table: int, number: int) -> int:
-        vtable = table - struct.unpack_from("<i", metadata, table)[0]
-        if struct.unpack_from("<H", metadata, vtable)[0] <= 4 + 2 * number:
-            return 0
-        offset = struct.unpack_from("<H", metadata, vtable + 4 + 2 * number)[0]
-        return table + offset if offset else 0
-
-    at = field(struct.unpack_from("<I", metadata, 0)[0], 2)
-    if at and field(at + struct.unpack_from("<I", metadata, at)[0], 3):
+    if _UP.unpack_from(body)[0] != 0xFFFFFFFF:
+        raise ValueError("no Arrow message: it does not begin with FF FF FF FF")
+    start = 2 * _UP.size
+    header = _field(body, start + _UP.unpack_from(body, start)[0], 2)
+    if header and _field(body, header + _UP.unpack_from(body, header)[0], 3):
         raise ValueError("the record batch is compressed, which is not allowed here")
+
+
+def _field(body: bytes | memoryview, table: int, number: int) -> int:
+    """Where a field of a flatbuffer's table stands; 0 if it is left out."""
+    vtable = table - _BACK.unpack_from(body, table)[0]
+    entry = 4 + 2 * number
+    if _ENTRY.unpack_from(body, vtable)[0] <= entry:
+        return 0
+    offset = int(_ENTRY.unpack_from(body, vtable + entry)[0])
+    return table + offset if offset else 0
 
 
 def as_table(found: pa.RecordBatch) -> pa.Table:
@@ -185,7 +197,7 @@ def rows(
 
 def encode_rows(
     schema: Schema, data: Sequence[Sequence[Any]], opcodes: int | bytes, flags: int | bytes
-) -> tuple[bytes, int, bool]:
+) -> tuple[Buffer, int, bool]:
     """Rows as an Arrow body: checked and made canonical as a rows body first, so that both refuse the same values."""
     body = codec(schema).encode(data, opcodes, flags)
     opcodes, flags, canonical = codec(schema).decode(body, len(data))

@@ -15,7 +15,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from itertools import islice
-from operator import countOf
+from operator import countOf, itemgetter
 from typing import Any, NamedTuple
 
 from msgpack import Packer, Unpacker, UnpackException, unpackb
@@ -204,6 +204,16 @@ _TYPES = {
     FieldType.ARRAY_INT64: _Type(_never, _array(_int(*_INT64), "int64 values")),
     FieldType.ARRAY_DOUBLE: _Type(_never, _array(_double, "numbers")),
 }
+_EXACT = {
+    FieldType.INT32: int,
+    FieldType.INT64: int,
+    FieldType.DATE: int,
+    FieldType.STAMP: int,
+    FieldType.DOUBLE: float,
+    FieldType.STRING: str,
+    FieldType.RSTRING: str,
+    FieldType.BLOB: bytes,
+}
 _ARRAYS = {FieldType.ARRAY_INT32, FieldType.ARRAY_INT64, FieldType.ARRAY_DOUBLE}
 
 
@@ -211,10 +221,42 @@ def _foreign(*_: Any) -> Any:
     raise ValueError("maps and ext types have no place in rows")
 
 
+def _exact_rows(schema: Schema) -> Callable[[Sequence[Row]], bool]:
+    """A test of a few rows: are they canonical as they are? It may say no where the answer is yes."""
+    kinds = [_EXACT.get(field.type) for field in schema.fields]
+    if None in kinds:
+        return lambda _rows: False
+    types = tuple(kinds)
+    # One field more than there may be, twice the same, so that each getter gives a tuple.
+    int32s, int64s, doubles = (
+        itemgetter(*places, places[0]) if places else None
+        for places in (
+            [i for i, field in enumerate(schema.fields) if field.type in wanted]
+            for wanted in ((FieldType.INT32,), (FieldType.INT64, FieldType.DATE, FieldType.STAMP), (FieldType.DOUBLE,))
+        )
+    )
+
+    def exact(rows: Sequence[Row]) -> bool:
+        for row in rows:
+            if type(row) is not tuple or tuple(map(type, row)) != types:
+                return False
+            if int64s is not None and max(int64s(row)) > _INT64[1]:  # packing finds what is too low
+                return False
+            if int32s is not None and not _INT32[0] <= min(int32s(row)) <= max(int32s(row)) <= _INT32[1]:
+                return False
+            if doubles is not None:
+                total = sum(doubles(row))
+                if total != total:  # a NaN, or inf - inf: look closer
+                    return False
+        return True
+
+    return exact
+
+
 class RowCodec:
     """Rows of one schema to bodies and back. Stateless but for a packing buffer; calls never suspend."""
 
-    __slots__ = ("_converts", "_exacts", "_few", "_longest", "_money", "_pack", "_width", "schema")
+    __slots__ = ("_converts", "_exact", "_exacts", "_few", "_longest", "_money", "_pack", "_single", "_width", "schema")
 
     def __init__(self, schema: Schema) -> None:
         types = [_TYPES[field.type] for field in schema.fields]
@@ -225,6 +267,8 @@ class RowCodec:
         self._money = [i for i, field in enumerate(schema.fields) if field.type is FieldType.MONEY]
         self._longest = _ARRAY_ITEMS if _ARRAYS & {field.type for field in schema.fields} else _MANY
         self._few = 0 if self._longest == _ARRAY_ITEMS else max(self._width, 3)
+        self._single = 0 if self._money else self._few
+        self._exact = _exact_rows(schema)
         self._pack = Packer(autoreset=True).pack
 
     def encode(
@@ -235,7 +279,11 @@ class RowCodec:
         if not 1 <= count <= limits.events:
             raise TooLarge(f"a block has 1 to {limits.events} events, not {count}", size=count, limit=limits.events)
         try:
-            body: bytes = self._pack((opcodes, flags, self._by_value(rows) if count < _FEW else self._by_column(rows)))
+            if count >= _FEW:
+                rows = self._by_column(rows)
+            elif not self._exact(rows):
+                rows = self._by_value(rows)
+            body: bytes = self._pack((opcodes, flags, rows))
         except OverflowError:
             self._by_value(rows)  # raises, and names the row
             raise
@@ -313,6 +361,13 @@ class RowCodec:
         The number of rows and their widths are checked, the types of values are not: who made the chain made them.
         """
         try:
+            if count == 1 and self._single:
+                opcodes, flags, (row,) = unpackb(
+                    body, use_list=False, max_array_len=self._single, max_map_len=0,
+                    max_ext_len=0, object_hook=_foreign, ext_hook=_foreign,
+                )  # fmt: skip
+                if type(row) is tuple and len(row) == self._width and type(opcodes) is int and type(flags) is int:
+                    return opcodes, flags, [row]
             if count > _MANY:
                 opcodes, flags, rows = self._unpack_many(body, count)
             else:

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import lmdb
@@ -25,6 +27,7 @@ _INFO_KEY = b"\0"
 _INFO = struct.Struct("<IQQQQ")
 _HEAD = struct.Struct("<QI")
 _KEY = struct.Struct(">Q")
+_message = tuple.__new__
 
 
 class Info(NamedTuple):
@@ -113,20 +116,30 @@ def read(transaction: lmdb.Transaction, position: int, max_messages: int, max_by
     messages: list[Message] = []
     size = 0
     for key, value in cursor:
-        at_position = _KEY.unpack(key)[0]
-        n = _HEAD.unpack_from(value)[1]
-        lengths = struct.unpack_from(f"<{n}I", value, _HEAD.size)
-        at = _HEAD.size + 4 * n
+        first = _KEY.unpack(key)[0]
         batch = bytes(value)
-        for length in lengths:
-            if at_position >= position:
-                size += length
-                if messages and (size > max_bytes or len(messages) >= max_messages):
-                    return messages
-                messages.append(Message(at_position, batch[at : at + length]))
-            at += length
-            at_position += 1
+        n = _HEAD.unpack_from(batch)[1]
+        lengths = struct.unpack_from(f"<{n}I", batch, _HEAD.size)
+        ends = list(accumulate(lengths, initial=_HEAD.size + 4 * n))
+        skipped = max(position - first, 0)
+        taken = _fitting(lengths[skipped:], max_messages - len(messages), max_bytes - size, at_least=not messages)
+        bounds = ends[skipped : skipped + taken + 1]
+        messages += [
+            _message(Message, (at, batch[start:end]))
+            for at, (start, end) in enumerate(pairwise(bounds), first + skipped)
+        ]
+        if skipped + taken < n:
+            break
+        size += bounds[-1] - bounds[0]
     return messages
+
+
+def _fitting(lengths: Sequence[int], most: int, max_bytes: int, *, at_least: bool) -> int:
+    """How many messages from the front stay within both bounds; one at least, where nothing was taken before."""
+    if len(lengths) > most or sum(lengths) > max_bytes:
+        within = bisect_right(list(accumulate(lengths[: max(most, 0)])), max_bytes)
+        return max(within, int(at_least))
+    return len(lengths)
 
 
 def _find(cursor: lmdb.Cursor, position: int) -> bool:

@@ -20,7 +20,7 @@ def filled(count: int, *, size: int = 1, max_blocks: int = 100, max_bytes: int =
 
 
 def size_of(block: Sealed) -> int:
-    return SEALED_AT + len(block.data)
+    return block.size
 
 
 def ids(blocks: list[Sealed]) -> list[int]:
@@ -99,7 +99,7 @@ def test_trimming_twice_changes_nothing() -> None:
     ],
 )
 def test_what_comes_after_an_id_stays_within_both_bounds(after: int, blocks: int, size: int, found: list[int]) -> None:
-    outbox = filled(4, size=50 - len(next_block(Outbox(1, 1), 0).data))
+    outbox = filled(4, size=50 - next_block(Outbox(1, 1), 0).size + SEALED_AT)
     assert ids(outbox.after(after, blocks, size)) == found
 
 

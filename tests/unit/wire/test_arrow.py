@@ -177,8 +177,8 @@ def marked_batch(opcode: int | None, flag: int | None) -> bytes:
     return message(pa.record_batch([*marks, pa.array([1]), pa.array(["a"])], ["_opcode", "_flags", "k", "v"]))
 
 
-GOOD = arrow.encode_rows(PAIR, [(1, "a"), (2, None)], 1, 0)[0]
-OTHER = arrow.encode_rows(EVERY, ROWS, b"\1\2\3", 0)[0]
+GOOD = bytes(arrow.encode_rows(PAIR, [(1, "a"), (2, None)], 1, 0)[0])
+OTHER = bytes(arrow.encode_rows(EVERY, ROWS, b"\1\2\3", 0)[0])
 FORGED: list[tuple[str, Schema, bytes, int, bool]] = [
     ("nothing", PAIR, b"", 0, False),
     ("zeros", PAIR, bytes(64), 2, False),

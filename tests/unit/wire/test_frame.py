@@ -180,7 +180,7 @@ def test_what_is_sealed_is_written_as_the_vector(
     made = seal(**sealed)
     assert frames([made], *volatile) == [bytes.fromhex(text)]
     assert (made.id, made.link) == (sealed.get("id", 0), sealed.get("link", 0))
-    assert made.data == bytes.fromhex(text)[SEALED_AT:]
+    assert made.head + made.body == bytes.fromhex(text)[SEALED_AT:]
 
 
 @TABLE
