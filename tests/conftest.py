@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 
+pytest_plugins = ["tests.support.fixtures"]
+
 _left: list[str] = []
 _threads = pytest.StashKey[set[threading.Thread]]()
 _cancel_all_tasks = runners._cancel_all_tasks

@@ -1,0 +1,69 @@
+"""Fixtures: real brokers that tests share. Each is started when a test first asks for it, and ends with the session.
+
+Tests keep apart by names of their own for topics, queues and nodes. A test may harm a broker: what it leaves frozen or
+dead is mended before the next one. Such tests have TIMEOUT seconds, unless they say otherwise: the first start on a
+machine may install things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+
+if TYPE_CHECKING:  # importing the vendors' clients takes time that most runs do not need to spend
+    from .kafka import Kafka
+    from .rabbitmq import RabbitMQ
+    from .server import Broker
+    from .zookeeper import ZooKeeper
+
+    B = TypeVar("B", bound=Broker)
+
+SHARED = ("kafka", "zookeeper", "rabbitmq")
+TIMEOUT = 120.0
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not set(SHARED).isdisjoint(getattr(item, "fixturenames", ())) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(TIMEOUT))
+
+
+def _shared(broker: B, session: pytest.Session) -> Iterator[B]:
+    failed = session.testsfailed
+    with broker:
+        yield broker
+        broker.close(keep_logs=session.testsfailed > failed)
+
+
+@pytest.fixture(scope="session")
+def kafka(request: pytest.FixtureRequest) -> Iterator[Kafka]:
+    """One Kafka broker; see `tests.support.kafka`."""
+    from .kafka import Kafka
+
+    yield from _shared(Kafka(), request.session)
+
+
+@pytest.fixture(scope="session")
+def zookeeper(request: pytest.FixtureRequest) -> Iterator[ZooKeeper]:
+    """One ZooKeeper server."""
+    from .zookeeper import ZooKeeper
+
+    yield from _shared(ZooKeeper(), request.session)
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(request: pytest.FixtureRequest) -> Iterator[RabbitMQ]:
+    """One RabbitMQ node."""
+    from .rabbitmq import RabbitMQ
+
+    yield from _shared(RabbitMQ(), request.session)
+
+
+@pytest.fixture(autouse=True)
+def _mended(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    for name in SHARED:
+        if name in request.fixturenames:
+            request.getfixturevalue(name).mend()
