@@ -175,7 +175,7 @@ class Subscriber:
                     await self._fill()
                 except StopAsyncIteration:
                     return
-            if max_blocks is None or max_blocks >= len(self._ready):
+            if not max_blocks or max_blocks >= len(self._ready):
                 batch = list(self._ready)
                 self._ready.clear()
             else:

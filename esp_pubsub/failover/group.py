@@ -287,8 +287,10 @@ class Group:
                     self._step("ineligible")
                     return None
                 news = asyncio.ensure_future(self._news.wait())
-                await asyncio.wait([campaign, news], return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
+                try:
+                    await asyncio.wait([campaign, news], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    news.cancel()
             return campaign.result()
         finally:
             campaign.cancel()
@@ -350,14 +352,16 @@ class Group:
     async def _handed_over(self) -> Event:
         while self._hand_over is None:
             await self._news.wait()
-        last = self._member.outbox.last
-        while self._sender.settled < last:
-            await self._news.wait()
+        await self._on_bus(self._member.outbox.last)
         return "handed over"
 
-    async def _synced(self, last: int) -> None:
-        while self._sender.settled < last:
+    async def _on_bus(self, id: int) -> None:
+        """Until the bus holds the sequence up to this block, whoever sent it."""
+        while max(self._sender.settled, self._member.m) < id:
             await self._news.wait()
+
+    async def _synced(self, last: int) -> None:
+        await self._on_bus(last)
         _log.info("Standby synced, current message id = %d", last)
         _log.warning("Hot failover state switched to active: %s on %s", self.identity.name, self._topic)
 

@@ -268,7 +268,6 @@ class EmbeddedFeed:
         self._renew_at = 0.0
         self._position = 0
         self._incarnation = 0
-        self._pending: list[Message | Break] = []
         self._bell = bus.bells.watch(store.bell)
         self._closed = False
 
