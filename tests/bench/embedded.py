@@ -18,24 +18,9 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-import esp_pubsub as esp
-
 from .codec import from_frames, to_frames
-from .report import (
-    LIMIT,
-    REPETITIONS,
-    SCHEMA,
-    SMALL_FROM,
-    URL,
-    Crew,
-    Report,
-    fail_on_notice,
-    heard,
-    main,
-    rows,
-    say,
-    small_row,
-)
+from .report import LIMIT, REPETITIONS, SMALL_FROM, Crew, Report, heard, in_turn, main, rows, say, small_row
+from .work import now, publish_flat_out, publishing, small_blocks, subscribing
 
 SINGLES = 200_000
 BLOCKS, EVENTS = 12_000, 256
@@ -43,13 +28,12 @@ PACE, SECONDS, WARM = 1_000, 5, 500
 IDLE = float(os.environ.get("IDLE", "60"))
 _LENGTH = struct.Struct("<I")
 _STAMP = struct.Struct("<Q")
-now = time.monotonic_ns
 
 
 def blocks_of(shape: str) -> list[list[tuple[Any, ...]]]:
     """A few different blocks, published in turn."""
     if shape == "small":
-        return [[small_row(SMALL_FROM + i)] for i in range(64)]
+        return small_blocks()
     return [rows(EVENTS, EVENTS * i) for i in range(16)]
 
 
@@ -58,25 +42,12 @@ def blocks_of(shape: str) -> list[list[tuple[Any, ...]]]:
 
 async def publish(directory: str, count: int, shape: str) -> None:
     """Inject so many blocks and wait until the last is acknowledged."""
-    blocks = blocks_of(shape)
-    async with (
-        esp.init(dir=directory, on_notice=fail_on_notice) as client,
-        client.publisher(URL, SCHEMA) as publisher,
-    ):
-        await heard()
-        began = now()
-        for number in range(count):
-            await publisher.inject(blocks[number % len(blocks)])
-        await publisher.flush(LIMIT)
-        say(began=began, ended=now(), acked=publisher.stats.acked)
+    await publish_flat_out(directory, count, blocks_of(shape))
 
 
 async def receive(directory: str, count: int, decode: bool) -> None:
     """Take so many blocks, to rows or as they are."""
-    async with (
-        esp.init(dir=directory, on_notice=fail_on_notice) as client,
-        client.subscriber(URL, SCHEMA, side="in", start="earliest") as subscriber,
-    ):
+    async with subscribing(directory, start="earliest") as (subscriber,):
         say(ready=True)
         following = 1
         async for block in subscriber:
@@ -125,10 +96,7 @@ async def paced(send: Callable[[int], Awaitable[None]]) -> None:
 async def publish_paced(directory: str) -> None:
     """Stamps in the key field."""
     _, *rest = small_row(SMALL_FROM)
-    async with (
-        esp.init(dir=directory, on_notice=fail_on_notice) as client,
-        client.publisher(URL, SCHEMA) as publisher,
-    ):
+    async with publishing(directory) as publisher:
 
         async def send(stamp: int) -> None:
             await publisher.inject([(stamp, *rest)])
@@ -140,10 +108,7 @@ async def publish_paced(directory: str) -> None:
 
 
 async def receive_paced(directory: str) -> None:
-    async with (
-        esp.init(dir=directory, on_notice=fail_on_notice) as client,
-        client.subscriber(URL, SCHEMA, side="in", start="earliest") as subscriber,
-    ):
+    async with subscribing(directory, start="earliest") as (subscriber,):
         say(ready=True)
         took: list[int] = []
         async for block in subscriber:
@@ -190,10 +155,7 @@ async def stream_receive_paced(directory: str) -> None:
 
 async def idle(directory: str, group: str | None) -> None:
     """Wait for a block that does not come; processor seconds a minute."""
-    async with (
-        esp.init(dir=directory, on_notice=fail_on_notice) as client,
-        client.subscriber(URL, SCHEMA, side="in", group=group) as subscriber,
-    ):
+    async with subscribing(directory, group=group) as (subscriber,):
         say(ready=True)
         began = time.process_time()
         try:
@@ -235,14 +197,15 @@ async def latencies(sender: str, receiver: str) -> tuple[float, float]:
 
 
 async def measure_singles(report: Report) -> None:
-    samples: dict[str, list[float]] = {"single events, acked": [], "pyzmq.asyncio PUSH/PULL ipc": []}
-    for _ in range(REPETITIONS):
-        ours = await through("publish", "receive", SINGLES, {"shape": "small"}, {"decode": False})
-        peer = await through("push", "pull", SINGLES, {}, {})
-        for name, value in zip(samples, (ours, peer), strict=True):
-            samples[name].append(value)
+    ours, peer = "single events, acked", "pyzmq.asyncio PUSH/PULL ipc"
+    samples = await in_turn(
+        {
+            ours: lambda: through("publish", "receive", SINGLES, {"shape": "small"}, {"decode": False}),
+            peer: lambda: through("push", "pull", SINGLES, {}, {}),
+        }
+    )
     report.figures(samples, "blocks/s")
-    report.ratio(samples, *samples, target=2.0)
+    report.ratio(samples, ours, peer, target=2.0)
 
 
 def timed(work: Callable[[], object], count: int, seconds: float = 1.0) -> float:

@@ -12,7 +12,6 @@ import os
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -25,20 +24,8 @@ from esp_pubsub.wire.frame import BLOCK, ROWS, frames, seal
 from esp_pubsub.wire.rows import codec
 
 from .codec import HEADER
-from .report import (
-    LIMIT,
-    REPETITIONS,
-    SCHEMA,
-    SMALL_FROM,
-    URL,
-    Crew,
-    Report,
-    fail_on_notice,
-    heard,
-    main,
-    say,
-    small_row,
-)
+from .report import SCHEMA, SMALL_FROM, Crew, Report, heard, in_turn, main, say, small_row
+from .work import now, publish_flat_out, small_blocks, subscribing
 
 PUBLISHERS, PROCESSES, READERS = 4, 4, 4
 EACH = int(os.environ.get("EACH", "25000"))  # blocks from every publisher
@@ -46,32 +33,16 @@ TOTAL = PUBLISHERS * EACH
 DELIVERIES = TOTAL * PROCESSES * READERS
 BATCH = 256
 _HEAD, _KEY = struct.Struct("<QI"), struct.Struct(">Q")  # a batch: time, n; then n lengths; then n frames
-now = time.monotonic_ns
 
 
 async def publish(directory: str, number: int) -> None:
     """One publisher; blocks of one event, the last one acknowledged at the end."""
-    blocks = [[small_row(SMALL_FROM + i)] for i in range(64)]
-    async with (
-        esp.init(dir=directory, on_notice=fail_on_notice) as client,
-        client.publisher(URL, SCHEMA) as publisher,
-    ):
-        await heard()
-        began = now()
-        for i in range(EACH):
-            await publisher.inject(blocks[i % len(blocks)])
-        await publisher.flush(LIMIT)
-        say(began=began, ended=now())
+    await publish_flat_out(directory, EACH, small_blocks())
 
 
 async def receive(directory: str, batched: bool = False) -> None:
     """Four subscribers of one client, each taken block by block, or by `batches`."""
-    async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(esp.init(dir=directory, on_notice=fail_on_notice))
-        subscribers = [
-            await stack.enter_async_context(client.subscriber(URL, SCHEMA, side="in", start="earliest"))
-            for _ in range(READERS)
-        ]
+    async with subscribing(directory, READERS, start="earliest") as subscribers:
         say(ready=True)
         async with asyncio.TaskGroup() as tasks:
             for subscriber in subscribers:
@@ -202,11 +173,13 @@ async def deliveries(writer: str, reader: str, **settings: Any) -> float:
 
 async def measure(report: Report) -> None:
     ours, bare, batched = "4 x 16 deliveries", "bare LMDB 4 x 16", "4 x 16 by batches()"
-    samples: dict[str, list[float]] = {ours: [], bare: [], batched: []}
-    for _ in range(REPETITIONS):
-        samples[ours].append(await deliveries("publish", "receive"))
-        samples[bare].append(await deliveries("write_bare", "read_bare"))
-        samples[batched].append(await deliveries("publish", "receive", batched=True))
+    samples = await in_turn(
+        {
+            ours: lambda: deliveries("publish", "receive"),
+            bare: lambda: deliveries("write_bare", "read_bare"),
+            batched: lambda: deliveries("publish", "receive", batched=True),
+        }
+    )
     report.figures(samples, "deliveries/s")
     report.ratio(samples, ours, bare, 0.5)
     report.ratio(samples, batched, bare, None)

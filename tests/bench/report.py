@@ -99,6 +99,15 @@ def rates(contestants: Mapping[str, Callable[[], object]], units: int) -> dict[s
     return samples
 
 
+async def in_turn(contestants: Mapping[str, Callable[[], Awaitable[float]]]) -> dict[str, list[float]]:
+    """Five measurements of each, taken in turn."""
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(REPETITIONS):
+        for name, measure in contestants.items():
+            samples[name].append(await measure())
+    return samples
+
+
 class Member:
     """A process of a benchmark, as its parent has it."""
 

@@ -22,7 +22,7 @@ from tests.chaos.__main__ import line, play
     ],
 )
 @pytest.mark.timeout(60)
-def test_chaos(fault: str, members: int) -> None:
+def test_whatever_the_fault_the_history_of_the_run_holds(fault: str, members: int) -> None:
     report = asyncio.run(play("embedded", fault, random.randrange(1 << 30), members, seconds=1.5))
     text = line(1, report)
     print(text)

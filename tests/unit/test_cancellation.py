@@ -130,7 +130,7 @@ async def publish(client: esp.Client, url: str) -> None:
 
 
 @both
-async def test_inject(client: esp.Client, when: When) -> None:
+async def test_inject_may_be_cancelled_at_every_wait(client: esp.Client, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         async with client.publisher(url, SCHEMA, options=esp.PublisherOptions(buffer_blocks=1)) as pub:
             for number in range(1, BLOCKS + 1):
@@ -142,7 +142,7 @@ async def test_inject(client: esp.Client, when: When) -> None:
 
 
 @both
-async def test_inject_of_several_tasks_at_once(client: esp.Client, when: When) -> None:
+async def test_inject_of_several_tasks_at_once_may_be_cancelled_at_every_wait(client: esp.Client, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         async with client.publisher(url, SCHEMA, options=esp.PublisherOptions(buffer_blocks=1)) as pub:
 
@@ -160,7 +160,7 @@ async def test_inject_of_several_tasks_at_once(client: esp.Client, when: When) -
 
 
 @both
-async def test_flush_and_delivery(client: esp.Client, when: When) -> None:
+async def test_flush_and_delivery_may_be_cancelled_at_every_wait(client: esp.Client, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         async with client.publisher(url, SCHEMA) as pub:
             for number in range(1, BLOCKS + 1):
@@ -174,7 +174,7 @@ async def test_flush_and_delivery(client: esp.Client, when: When) -> None:
 
 
 @both
-async def test_closing_a_publisher(client: esp.Client, when: When) -> None:
+async def test_closing_a_publisher_may_be_cancelled_at_every_wait(client: esp.Client, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         pub = await client.publisher(url, SCHEMA)
         deliveries = [await pub.inject([(number,)]) for number in range(1, BLOCKS + 1)]
@@ -189,7 +189,9 @@ async def test_closing_a_publisher(client: esp.Client, when: When) -> None:
 
 
 @both
-async def test_closing_a_publisher_while_others_wait_for_it(client: esp.Client, when: When) -> None:
+async def test_closing_a_publisher_while_others_wait_for_it_may_be_cancelled_at_every_wait(
+    client: esp.Client, when: When
+) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         good = client.bus
         client.bus = faults = Faults(good)
@@ -211,7 +213,7 @@ async def test_closing_a_publisher_while_others_wait_for_it(client: esp.Client, 
 
 
 @both
-async def test_reading(client: esp.Client, when: When) -> None:
+async def test_reading_may_be_cancelled_at_every_wait(client: esp.Client, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         async with client.publisher(url, SCHEMA) as pub:
             options = esp.SubscriberOptions(read_blocks=2)
@@ -234,7 +236,9 @@ async def _later(call: Callable[[], Awaitable[Any]]) -> None:
 
 
 @both
-async def test_reading_where_the_schema_is_found_late_over_a_slow_bus(client: esp.Client, when: When) -> None:
+async def test_reading_where_the_schema_is_found_late_over_a_slow_bus_may_be_cancelled_at_every_wait(
+    client: esp.Client, when: When
+) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         good = client.bus
         client.bus = faults = Faults(good)
@@ -250,7 +254,7 @@ async def test_reading_where_the_schema_is_found_late_over_a_slow_bus(client: es
 
 
 @both
-async def test_reading_over_links_that_die(client: esp.Client, when: When) -> None:
+async def test_reading_over_links_that_die_may_be_cancelled_at_every_wait(client: esp.Client, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         await publish(client, url)
         good = client.bus
@@ -292,7 +296,7 @@ async def _rest(client: esp.Client, url: str, group: str) -> list[int]:
 
 
 @both
-async def test_confirming(client: esp.Client, when: When) -> None:
+async def test_confirming_may_be_cancelled_at_every_wait(client: esp.Client, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         await publish(client, url)
         options = esp.SubscriberOptions(read_blocks=2)
@@ -308,7 +312,9 @@ async def test_confirming(client: esp.Client, when: When) -> None:
 
 
 @both
-async def test_reading_and_confirming_in_one_group_after_another_reader(client: esp.Client, when: When) -> None:
+async def test_reading_and_confirming_in_one_group_after_another_reader_may_be_cancelled_at_every_wait(
+    client: esp.Client, when: When
+) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         await publish(client, url)
         found: list[int] = []
@@ -326,7 +332,7 @@ async def test_reading_and_confirming_in_one_group_after_another_reader(client: 
 
 
 @both
-async def test_closing_a_subscriber(client: esp.Client, when: When) -> None:
+async def test_closing_a_subscriber_may_be_cancelled_at_every_wait(client: esp.Client, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         await publish(client, url)
         sub = await client.subscriber(url, side="in", group="g")
@@ -340,7 +346,7 @@ async def test_closing_a_subscriber(client: esp.Client, when: When) -> None:
 
 
 @both
-async def test_opening_a_publisher_or_subscriber(client: esp.Client, when: When) -> None:
+async def test_opening_a_publisher_or_subscriber_may_be_cancelled_at_every_wait(client: esp.Client, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         pub = await knife.put_to(lambda: client.publisher(url, SCHEMA))
         sub = await knife.put_to(lambda: client.subscriber(url, side="in", group="g"))
@@ -356,7 +362,7 @@ async def test_opening_a_publisher_or_subscriber(client: esp.Client, when: When)
 
 
 @both
-async def test_seeking(client: esp.Client, when: When) -> None:
+async def test_seeking_may_be_cancelled_at_every_wait(client: esp.Client, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         await publish(client, url)
         good = client.bus
@@ -373,7 +379,7 @@ async def test_seeking(client: esp.Client, when: When) -> None:
 
 
 @both
-async def test_opening_a_client(bus_directory: Path, when: When) -> None:
+async def test_opening_a_client_may_be_cancelled_at_every_wait(bus_directory: Path, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         client = await knife.put_to(lambda: esp.init(dir=bus_directory))
         await publish(client, url)
@@ -384,7 +390,7 @@ async def test_opening_a_client(bus_directory: Path, when: When) -> None:
 
 
 @both
-async def test_closing_a_client(bus_directory: Path, when: When) -> None:
+async def test_closing_a_client_may_be_cancelled_at_every_wait(bus_directory: Path, when: When) -> None:
     async def scenario(knife: Knife, url: str) -> None:
         client = await esp.init(dir=bus_directory)
         pub = await client.publisher(url, SCHEMA)
@@ -405,7 +411,7 @@ async def test_closing_a_client(bus_directory: Path, when: When) -> None:
 
 
 @both
-async def test_asking_and_being_asked(client: esp.Client, when: When) -> None:
+async def test_asking_and_being_asked_may_be_cancelled_at_every_wait(client: esp.Client, when: When) -> None:
     asked: list[int] = []
 
     async def handler(question: dict[str, Any]) -> dict[str, Any]:

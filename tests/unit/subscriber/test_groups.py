@@ -1,0 +1,186 @@
+"""Subscribers of a group: what is confirmed, and who goes on behind it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import esp_pubsub as esp
+from esp_pubsub import notices
+from esp_pubsub.bus import Message
+from esp_pubsub.wire.frame import BLOCK, ROWS, seal
+from esp_pubsub.wire.rows import codec
+from tests.unit.workbench import SYMBOLS as SCHEMA
+from tests.unit.workbench import TOPIC, URL, Bench, block, numbers, outcome, ticks
+
+
+async def test_a_group_goes_on_behind_what_it_confirmed(bench: Bench) -> None:
+    await bench.publish(1, 2, 3, 4)
+    async with await bench.subscriber(group="g") as sub:
+        assert await numbers(sub, 2) == [1, 2]
+        await sub.confirm()
+        assert await numbers(sub, 1) == [3]  # read, not confirmed
+    async with await bench.subscriber(group="g") as sub:
+        assert await numbers(sub, 2) == [3, 4]
+        await sub.confirm()
+    async with await bench.subscriber(group="g") as sub:
+        await bench.publish(5)
+        assert await numbers(sub, 1) == [5]
+    assert bench.of(notices.Missed) == bench.of(notices.Joined) == []
+
+
+async def test_two_groups_do_not_know_each_other(bench: Bench) -> None:
+    await bench.publish(1, 2)
+    async with await bench.subscriber(group="a") as a, await bench.subscriber(group="b") as b:
+        assert await numbers(a, 2) == await numbers(b, 2) == [1, 2]
+        await a.confirm()
+    async with await bench.subscriber(group="b") as b:
+        assert await numbers(b, 1) == [1]
+
+
+async def test_an_earlier_block_may_be_confirmed_and_then_what_follows_comes_again(bench: Bench) -> None:
+    await bench.publish(1, 2, 3)
+    async with await bench.subscriber(group="g") as sub:
+        async with asyncio.timeout(5):
+            blocks = [await anext(sub) for _ in range(3)]
+        await sub.confirm(blocks[1])
+        assert sub.stats.unconfirmed == 1
+        await sub.confirm(blocks[0])  # changes nothing
+        await sub.confirm(blocks[1])
+        assert sub.stats.unconfirmed == 1
+    async with await bench.subscriber(group="g") as sub:
+        assert await numbers(sub, 1) == [3]
+
+
+async def test_confirm_takes_what_was_given_not_what_was_read_ahead(bench: Bench) -> None:
+    await bench.publish(1, 2, 3)
+    async with await bench.subscriber(group="g") as sub:
+        assert await numbers(sub, 1) == [1]
+        await sub.confirm()
+    async with await bench.subscriber(group="g") as sub:
+        assert await numbers(sub, 1) == [2]
+        [batch] = [batch async for batch in _first(sub.batches())]
+        assert [each.rows()[0][0] for each in batch] == [3]
+        await sub.confirm()
+        assert sub.stats.unconfirmed == 0
+
+
+async def _first(source: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for each in source:
+        yield each
+        return
+
+
+async def test_confirm_before_anything_was_read_does_nothing(bench: Bench) -> None:
+    await bench.publish(1)
+    async with await bench.subscriber(group="g") as sub:
+        await sub.confirm()
+        assert await numbers(sub, 1) == [1]
+
+
+async def test_state_is_kept_so_that_doubles_are_known_after_a_restart(bench: Bench) -> None:
+    await bench.raw(block(1, link=0))
+    chain = seal(BLOCK, ROWS, 0, 1, 7, 0, 1, SCHEMA.fingerprint, 0, codec(SCHEMA).encode([(1, "x")])).chain
+    async with await bench.subscriber(schema=SCHEMA, group="g") as sub:
+        assert await numbers(sub, 1) == [1]
+        await sub.confirm()
+    await bench.raw(block(1), block(2, link=chain), block(1))
+    async with await bench.subscriber(schema=SCHEMA, group="g") as sub:
+        assert await numbers(sub, 1) == [2]
+        assert sub.stats.doubles == 1 + len(sub._ready) or sub.stats.doubles == 2
+    assert bench.of(notices.Missed) == bench.of(notices.InputDiffers) == []
+
+
+async def test_without_a_group_there_is_nothing_to_confirm(bench: Bench) -> None:
+    await bench.publish(1)
+    sub = await bench.subscriber(start="earliest")
+    async with asyncio.timeout(5):
+        got = await anext(sub)
+    with pytest.raises(esp.NoGroup, match="group="):
+        await sub.confirm(got)
+
+
+async def test_a_block_of_another_subscriber_cannot_be_confirmed(bench: Bench) -> None:
+    await bench.publish(1, 2, 3)
+    async with await bench.subscriber(start="earliest") as plain, await bench.subscriber(group="a") as a:
+        async with asyncio.timeout(5):
+            foreign = [[await anext(sub) for _ in range(3)][-1] for sub in (plain, a)]
+        async with await bench.subscriber(group="b") as b:
+            assert await numbers(b, 1) == [1]
+            for each in foreign:
+                with pytest.raises(esp.EspError):
+                    await b.confirm(each)
+    async with await bench.subscriber(group="b") as b:
+        assert await numbers(b, 1) == [1]  # blocks 2 and 3 were never handed out there
+
+
+async def test_who_reads_without_confirming_is_stopped_and_may_go_on_after_it(bench: Bench) -> None:
+    await bench.publish(*range(10))
+    options = esp.SubscriberOptions(read_blocks=1, unconfirmed=3)
+    async with await bench.subscriber(group="g", options=options) as sub:
+        await numbers(sub, 3)
+        with pytest.raises(esp.Unconfirmed) as caught:
+            await numbers(sub, 2)
+        assert caught.value.limit == 3
+        await sub.confirm()
+        await numbers(sub, 3)
+
+
+async def test_what_is_no_block_does_not_count_as_unconfirmed(bench: Bench) -> None:
+    await bench.raw(*[b"garbage"] * 10)
+    await bench.publish(1)
+    options = esp.SubscriberOptions(read_blocks=2, unconfirmed=3)
+    async with await bench.subscriber(group="g", options=options) as sub:
+        assert await numbers(sub, 1) == [1]
+        await sub.confirm()
+        assert sub.stats.unconfirmed == 0
+        await bench.raw(*[b"garbage"] * 10)
+        await bench.publish(2)
+        assert await numbers(sub, 1) == [2]
+        assert sub.stats.unconfirmed <= 1
+
+
+async def test_a_group_that_was_forgotten_by_its_user_is_let_go_with_the_client(bench: Bench) -> None:
+    await bench.publish(1)
+    client = await esp.init(dir=bench.directory)
+    assert await numbers(await client.subscriber(URL, side="in", group="g"), 1) == [1]
+    await client.aclose()
+    async with await bench.subscriber(group="g") as sub, asyncio.timeout(2):  # the lease is ten seconds
+        assert (await anext(sub)).id == 1
+
+
+async def test_a_second_reader_of_a_group_waits_for_the_first(bench: Bench) -> None:
+    await bench.publish(1, 2)
+    async with await bench.subscriber(group="g") as second:
+        first = await bench.subscriber(group="g")
+        assert await numbers(first, 1) == [1]
+        waiting = asyncio.ensure_future(outcome(anext(second)))
+        await first.confirm()
+        await ticks(50)
+        assert not waiting.done()
+        await first.aclose()
+        assert (await waiting).rows() == [(2, "2")]
+
+
+async def test_a_group_may_begin_late(bench: Bench) -> None:
+    await bench.publish(1)
+    async with await bench.subscriber(group="g", start="latest") as sub:
+        await bench.publish(2)
+        assert await numbers(sub, 1) == [2]
+        await sub.confirm()
+    await bench.publish(3)
+    async with await bench.subscriber(group="g", start="latest") as sub:  # where it left off, whatever start says
+        assert await numbers(sub, 1) == [3]
+
+
+async def test_a_stored_state_that_cannot_be_read_is_a_named_error(bench: Bench) -> None:
+    await bench.publish(1)
+    feed = await bench.inner.feed(TOPIC, "earliest", "g")
+    [first] = [each for each in await feed.read(1, 1) if isinstance(each, Message)]
+    await feed.confirm(first.position, b"from another world")
+    await feed.aclose()
+    await bench.publish(2)
+    async with await bench.subscriber(group="g") as sub:
+        found = await outcome(anext(sub))
+        assert isinstance(found, esp.EspError), found
