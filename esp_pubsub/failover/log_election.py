@@ -3,6 +3,9 @@
 The leader beats every `beat` seconds. Whoever has heard nothing of it for a while claims the next term, and so does at
 once who hears that it resigned or, where the bus gives death notices, that its process is gone. Its own claim, read
 back from the log and found good, makes a member leader; somebody else's good claim makes it step down.
+
+On a bus without replay nobody can read what was said while he was away, so a campaign begins by listening for one
+silence: a leader that lives is heard in it.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class LogElection:
         self._trouble = trouble
         self._beat = beat
         self._deaths = cast(Deaths, bus) if bus.capabilities.deaths else None
+        self._replay = bus.capabilities.replay
         self._news = News()
         self._ballot: Ballot | None = None  # None: nobody has spoken yet
         self._heard_at = 0.0
@@ -112,29 +116,41 @@ class LogElection:
                 self._news.tell()
 
     async def run(self) -> None:
-        """See `Election.run`: beat while we lead."""
+        """See `Election.run`."""
         async with asyncio.TaskGroup() as self._tasks:
-            while True:
-                term = self._term if self._unwanted is None else self._unwanted
-                if term is None:
-                    await self._news.wait()
-                    continue
-                self._number += 1
-                try:
-                    await self._control.beat(self._word(term, self._number, self._unwanted is not None))
-                    self._unwanted = None
-                except BusUnavailable as error:
-                    self._trouble(error)
-                    self._term = None
-                    self._news.tell()
-                await asyncio.sleep(self._beat)
+            try:
+                await self._beat_while_we_lead()
+            finally:
+                self._tasks = self._term = None
+                self._news.tell()
+
+    async def _beat_while_we_lead(self) -> None:
+        while True:
+            term = self._term if self._unwanted is None else self._unwanted
+            if term is None:
+                await self._news.wait()
+                continue
+            self._number += 1
+            try:
+                await self._control.beat(self._word(term, self._number, self._unwanted is not None))
+                self._unwanted = None
+            except BusUnavailable as error:
+                self._trouble(error)
+                self._term = None
+                self._news.tell()
+            await asyncio.sleep(self._beat)
 
     async def campaign(self) -> int:
         """See `Election.campaign`."""
         self._campaigning, won = True, None
+        was_away = True
         try:
             while self._term is None:
+                was_away = was_away or not self._control.reading.is_set()
                 await self._control.reading.wait()
+                if was_away and not self._replay:
+                    self._heard_at, self._nobody_leads = asyncio.get_running_loop().time(), False
+                was_away = False
                 if await self._has_reason():
                     await self._claim()
             self._let_others = False
@@ -152,13 +168,14 @@ class LogElection:
         """Wait for a reason to claim, or for any news; True for the former."""
         if self._term is not None:
             return False
-        if self._ballot is None or (self._nobody_leads and not self._let_others):
+        if self._nobody_leads and not (self._let_others and self._ballot is not None):
             return True
+        since = self._heard_at
         try:
-            async with asyncio.timeout_at(self._heard_at + self._silence() * (2 if self._let_others else 1)):
+            async with asyncio.timeout_at(since + self._silence() * (2 if self._let_others else 1)):
                 await self._news.wait()
         except TimeoutError:
-            return self._term is None
+            return self._term is None and self._heard_at == since  # else it was broken at the last moment
         return False
 
     async def _claim(self) -> None:

@@ -474,9 +474,7 @@ class Run:
         process.start()
 
     async def _everything_comes(self) -> None:
-        """Progress. In the end one member leads, and goes on leading; on queues, which keep no log of the election, one
-        or more do.
-        """
+        """Progress. In the end one member leads, and goes on leading."""
         until = self.loop.time() + PATIENCE
         everybody: list[Process] = [*self.subscribers, *self.members]
         if self.plan.late is not None:
@@ -488,7 +486,7 @@ class Run:
             if leading != leader or " " in leading or not leading:
                 quiet_since, leader = now, leading
             through = not self.dying and all(one.is_through for one in everybody)
-            quiet = now - quiet_since >= _QUIET or self.plan.all_lead or self.plan.kind == "queues"
+            quiet = now - quiet_since >= _QUIET or self.plan.all_lead
             if self.errors or (through and quiet):
                 return
             for member in self.members:

@@ -283,7 +283,7 @@ def acknowledgements_of_a_dropped_pipe_counted(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Sender, "_one_pipe", late)
 
 
-@in_simulation(kind="queues", grouped=True, faults=0.02, late=0.05, blocks=20)
+@in_simulation(kind="queues", grouped=True, faults=0.02, late=0.65, buffer=3, blocks=20)
 def no_beat_after_a_takeover(patch: pytest.MonkeyPatch) -> None:
     next_batch = Sender._next_batch
 
