@@ -115,7 +115,7 @@ class Pipe(Protocol):
 
 
 class Feed(Protocol):
-    """An ordered reader, used by one task, dead after the first trouble."""
+    """An ordered reader, used by one task, dead after the first trouble. Others may ask `bounds` meanwhile."""
 
     state: bytes | None
     """What was confirmed together with the group's position; set once `read` has returned messages."""

@@ -91,6 +91,7 @@ class Control:
         self._run = run
         self._hear = hear
         self._pipe: Pipe | None = None
+        self._feed: Feed | None = None
         self._line = asyncio.Lock()
         self._read_to: int | None = None
         self._end = 0
@@ -124,7 +125,17 @@ class Control:
         self._read_to, self._end = start - 1, bounds.end
         return await self._bus.feed(self.topic, start, None)
 
+    async def is_current(self) -> bool:
+        """Whether all that stands on the topic has been read. The bus is asked: one that does not answer says no."""
+        if self._feed is None or self._read_to is None:
+            return not self._bus.capabilities.replay
+        try:
+            return self._read_to >= (await self._feed.bounds()).end - 1
+        except BusUnavailable:
+            return False
+
     async def _read(self, feed: Feed) -> None:
+        self._feed = feed
         try:
             while True:
                 if self._read_to is None or self._read_to >= self._end - 1:
@@ -137,6 +148,7 @@ class Control:
                         if heard is not None:
                             self._hear(heard)
         finally:
+            self._feed = None
             await feed.aclose()
 
     def _parse(self, data: bytes) -> Beat | Claim | None:

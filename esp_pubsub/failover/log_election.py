@@ -23,6 +23,7 @@ from .control import Beat, Claim, Control, Identity
 
 BEAT_EVERY = 0.1
 SILENT_BEATS = 4
+UNHEARD_BEATS = 12  # a leader that could not make itself heard for so long knows that somebody else may lead
 
 
 class LogElection:
@@ -51,6 +52,7 @@ class LogElection:
         self._news = News()
         self._ballot: Ballot | None = None  # None: nobody has spoken yet
         self._heard_at = 0.0
+        self._spoke_at = 0.0
         self._saw = (0, 0)
         self._number = 0
         self._nobody_leads = True
@@ -134,6 +136,7 @@ class LogElection:
             try:
                 await self._control.beat(self._word(term, self._number, self._unwanted is not None))
                 self._unwanted = None
+                self._spoke_at = asyncio.get_running_loop().time()
             except BusUnavailable as error:
                 self._trouble(error)
                 self._term = None
@@ -179,7 +182,13 @@ class LogElection:
         return False
 
     async def _claim(self) -> None:
-        """Claim the next term, and wait until the claim is read back, or another one that came before it."""
+        """Claim the next term, and wait until the claim is read back, or another one that came before it.
+
+        Only who has heard everything knows that there was silence; it may be we who were away, or the bus.
+        """
+        if not await self._has_heard_everything():
+            await asyncio.sleep(self._beat / 2)
+            return
         term = self._ballot.term if self._ballot is not None else 0
         try:
             await self._control.claim(Claim(self._identity, self._run, term + 1, *self._saw))
@@ -192,10 +201,19 @@ class LogElection:
         except TimeoutError:
             return
 
+    async def _has_heard_everything(self) -> bool:
+        try:
+            async with asyncio.timeout(self._silence()):
+                return await self._control.is_current()
+        except TimeoutError:
+            return False
+
     async def watch(self) -> Literal["suspended", "lost"]:
         """See `Election.watch`."""
+        self._spoke_at = asyncio.get_running_loop().time()
         while self._term is not None:
-            if not self._control.reading.is_set():
+            unheard = asyncio.get_running_loop().time() - self._spoke_at > UNHEARD_BEATS * self._beat
+            if unheard or not self._control.reading.is_set():
                 self._term = None
                 return "suspended"
             try:

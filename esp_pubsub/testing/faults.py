@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
-from esp_pubsub.bus import Bounds, Break, Bus, Catalog, Feed, Message, Pipe, Position, Requests, Start
+from esp_pubsub.bus import Bounds, Break, Bus, Catalog, Deaths, Feed, Message, Pipe, Position, Requests, Start
 from esp_pubsub.errors import BusError, BusUnavailable
 
 T = TypeVar("T")
@@ -119,6 +119,7 @@ class Faults:
     def __init__(self, inner: Bus) -> None:
         self.inner = inner
         self.capabilities = inner.capabilities
+        self.process = cast(Deaths, inner).process if inner.capabilities.deaths else ""
         self._link = _Link()
         self._plan = _Plan()
 
@@ -182,6 +183,14 @@ class Faults:
     async def serve(self, topic: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
         """See `Requests.serve`."""
         await self._link.carry(lambda: cast(Requests, self.inner).serve(topic, answer))
+
+    async def gone(self, process: str) -> None:
+        """See `Deaths.gone`; no fault reaches it."""
+        await cast(Deaths, self.inner).gone(process)
+
+    async def end(self, process: str) -> bool:
+        """See `Deaths.end`."""
+        return await cast(Deaths, self.inner).end(process)
 
     async def topics(self) -> Sequence[str]:
         """See `Catalog.topics`."""
