@@ -16,7 +16,7 @@ from .bus import Bus
 from .errors import ConfigError, NotInstalled
 
 GROUP = "esp_pubsub.transports"
-_BUILT_IN = {"embedded": "esp_pubsub.transports.embedded"}
+_BUILT_IN = {"embedded": "esp_pubsub.transports.embedded", "kafka": "esp_pubsub.transports.kafka"}
 
 
 class Driver(Protocol):

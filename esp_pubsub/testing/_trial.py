@@ -180,12 +180,19 @@ class Trial:
         same([message.data for message in found], sent)
         return found
 
-    async def broken(self, feed: Feed) -> tuple[Break, list[Message]]:
-        """The Break that must come next, and the messages that came with it."""
-        first, *rest = await self.within("read, for a Break,", feed.read(100, 1 << 20))
-        if not isinstance(first, Break):
-            raise Failed(f"a Break should have come first, but {short(first)} did")
-        return first, [item for item in rest if isinstance(item, Message)]
+    async def broken(self, feed: Feed, fetched: Sequence[bytes] = ()) -> tuple[Break, list[Message], int]:
+        """The Break that must come next, the messages behind it that came with it, and how many came in front of it:
+        of those that a feed may have fetched before it was broken, in their order.
+        """
+        ahead = 0
+        while True:
+            items = await self.within("read, for a Break,", feed.read(100, 1 << 20))
+            for at, item in enumerate(items):
+                if isinstance(item, Break):
+                    return item, [each for each in items[at + 1 :] if isinstance(each, Message)], ahead
+                if ahead >= len(fetched) or item.data != fetched[ahead]:
+                    raise Failed(f"a Break should have come first, but {short(item)} did")
+                ahead += 1
 
     async def all_there_is(self, feed: Feed) -> list[bytes]:
         """What comes until nothing has come for `quiet`, four times over: for what may be there or not."""

@@ -1,0 +1,73 @@
+"""The conformance suite over a real Kafka broker."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.structs import BrokerMetadata
+
+from esp_pubsub.address import kafka_topic
+from esp_pubsub.bus import Bus
+from esp_pubsub.registry import driver
+from esp_pubsub.testing import conformance
+from tests.support.kafka import Kafka
+
+NOBODY = "127.0.0.1:1"
+every_check = pytest.mark.parametrize("name", conformance.CHECKS)
+
+
+async def open_kafka(kafka: Kafka, **settings: Any) -> Bus:
+    found = driver("kafka")
+    return await found.open_bus(found.Options(hostport=kafka.bootstrap, **settings))
+
+
+def context(kafka: Kafka) -> conformance.Context:
+    @asynccontextmanager
+    async def fail_in_the_middle(bus: Bus, topic: str) -> AsyncIterator[bytes]:
+        """The broker refuses a message that is larger than a topic takes."""
+        yield bytes(bus.capabilities.max_message_bytes + 1_000)
+
+    async def cut(bus: Any) -> None:
+        """What this connection has open is closed, and wherever it connects to, nobody is there."""
+        bus.link._common["bootstrap_servers"] = NOBODY
+        clients = [bus.link._admin, bus.link._asker, bus._values._consumer, bus._values._producer]
+        clients += [getattr(opened, "_producer", None) or opened._consumer for opened in bus._open]
+        for owner in clients:
+            client = getattr(owner, "_client", None) or getattr(owner, "client", None)
+            if client is not None:
+                client.cluster.broker_metadata = lambda node: BrokerMetadata(node, "127.0.0.1", 1, None)
+                client._bootstrap_servers = NOBODY
+                for connection in list(client._conns.values()):
+                    connection.close()
+
+    async def trim(topic: str) -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+        await admin.start()
+        try:
+            await admin.delete_records({TopicPartition(kafka_topic(topic), 0): RecordsToDelete(10)})
+        finally:
+            await admin.close()
+
+    return conformance.Context(
+        open_bus=lambda: open_kafka(kafka, timeout=2.0),
+        open_hasty_bus=lambda: open_kafka(kafka, lease=1.0, session=1.0),
+        fail_in_the_middle=fail_in_the_middle,
+        cut=cut,
+        trim=trim,
+        patience=10.0,
+        quiet=0.2,
+    )
+
+
+@pytest.mark.timeout(90)
+@every_check
+async def test_kafka(name: str, kafka: Kafka) -> None:
+    try:
+        await conformance.CHECKS[name](context(kafka))
+    except conformance.NotClaimed as why:
+        pytest.skip(str(why))

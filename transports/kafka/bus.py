@@ -1,0 +1,184 @@
+"""Kafka as a bus: one topic of ours is one partition there, whose order all readers share.
+
+A pipe is a producer that has one batch under way, a feed is a consumer; both are thrown away after trouble. Positions
+are the broker's offsets. What is missing of a pipe is always its end, because no batch is handed to the client before
+the one in front of it is acknowledged (`suffix_only`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from weakref import WeakSet
+
+from aiokafka import TopicPartition
+
+from esp_pubsub.address import kafka_topic
+from esp_pubsub.bus import Capabilities, Start
+from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
+
+from .feed import PURGED, KafkaFeed
+from .link import Link, security, words
+from .options import KafkaOptions, settings
+from .pipe import ENVELOPE, KafkaPipe
+from .values import CONFIGS, Values
+
+_CONTROL = {"retention.ms": "3600000", "segment.ms": "600000"}  # beats are of use for seconds
+_PURGED_AT, _NAME = "purged", "name"
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+async def open_bus(options: KafkaOptions) -> KafkaBus:
+    """Connect to the cluster. ConfigError for settings that cannot be, BusUnavailable, BusRefused with the reason."""
+    taken = settings(options)
+    try:
+        context = await asyncio.to_thread(security, taken)
+    except OSError as e:
+        raise ConfigError(f"a TLS file cannot be used: {e}") from e
+    link = Link(taken, context)
+    try:
+        await link.begin()
+        largest = await link.largest_message()
+    except BaseException:
+        await link.aclose()
+        raise
+    return KafkaBus(link, min(largest, taken.max_bytes or largest))
+
+
+class KafkaBus:
+    """A `Bus` and `Catalog` over one cluster."""
+
+    def __init__(self, link: Link, largest: int) -> None:
+        self.link = link
+        self.capabilities = Capabilities(
+            suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=False, catalog=True,
+            max_message_bytes=largest - ENVELOPE,
+        )  # fmt: skip
+        self._options = link.settings.options
+        self._largest = largest
+        self._values = Values(link, self._options.valuestopic)
+        self._ids: dict[str, bytes] = {}  # as last seen; what was there before is another topic
+        self._open: WeakSet[KafkaPipe | KafkaFeed] = WeakSet()
+        self._closed = False
+
+    def _at(self, name: str) -> TopicPartition:
+        if self._closed:
+            raise BusUnavailable("this bus was closed")
+        return TopicPartition(kafka_topic(name), self._options.partition)
+
+    async def topic_id(self, name: str) -> bytes | None:
+        """What tells a topic from another one of its name; None while there is none."""
+        found = await self.link.topic_id(self._at(name).topic)
+        if found is not None:
+            self._ids[name] = found
+        return found
+
+    async def _ensure(self, name: str) -> bytes:
+        """The id of a topic, which is made if it is not there."""
+        at = self._at(name)
+        configs = {} if "/M/F/" not in name else _CONTROL
+        if self._options.retention and not configs:
+            configs = {"retention.ms": str(round(self._options.retention * 1000))}
+        found = await self._made(at, configs)
+        if name not in self._ids and await self.retained(name, _NAME) is None:
+            await self.retain(name, _NAME, b"")
+        self._ids[name] = found
+        return found
+
+    async def _made(self, at: TopicPartition, configs: dict[str, str]) -> bytes:
+        for _ in range(100):
+            found = await self.link.topic_id(at.topic)
+            if found is not None:
+                return found
+            await self.link.create(at.topic, at.partition + 1, self._options.replication, configs)
+            await asyncio.sleep(0.02)  # until the broker that we ask has heard of it
+        raise BusUnavailable(f"the topic {at.topic} was made, and is not there")
+
+    async def pipe(self, topic: str) -> KafkaPipe:
+        """See `Bus.pipe`."""
+        at = self._at(topic)
+        if topic not in self._ids:
+            await self._ensure(topic)
+            largest = await self.link.largest_of(at.topic)
+            if largest < self._largest:
+                raise BusRefused(
+                    f"the topic {at.topic} takes {largest} bytes at once, the broker {self._largest}: set "
+                    f"globalconfig message.max.bytes={largest}, or raise the topic's max.message.bytes"
+                )
+        pipe = KafkaPipe(self.link, at, self._largest)
+        await pipe.open()
+        self._open.add(pipe)
+        return pipe
+
+    async def feed(self, topic: str, start: Start, group: str | None) -> KafkaFeed:
+        """See `Bus.feed`."""
+        known, at = self._ids.get(topic), self._at(topic)
+        topic_id = await self._ensure(topic)
+        if group is not None and await self.link.partitions(at.topic) > 1:
+            raise BusRefused(f"{at.topic} has several partitions; a group reads topics of one, so that order is kept")
+        feed = KafkaFeed(self, topic, at, await self._position(at, start), topic_id, group)
+        if isinstance(start, int) and known not in (None, topic_id):
+            await feed.made_anew()
+        await feed.open()
+        self._open.add(feed)
+        return feed
+
+    async def _position(self, at: TopicPartition, start: Start) -> int:
+        if isinstance(start, int):
+            return start
+        first, end = await self.link.bounds(at)
+        if isinstance(start, datetime):
+            found = await self.link.position_at(at, (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1))
+            return end if found is None else found
+        return first if start == "earliest" else end
+
+    async def retain(self, topic: str, key: str, value: bytes | None) -> None:
+        """See `Bus.retain`."""
+        await self._ensure_values()
+        await self._values.put(topic, key, value)
+
+    async def retained(self, topic: str, key: str) -> bytes | None:
+        """See `Bus.retained`."""
+        await self._ensure_values()
+        return await self._values.get(topic, key)
+
+    async def _ensure_values(self) -> None:
+        if self._closed:
+            raise BusUnavailable("this bus was closed")
+        name = self._options.valuestopic
+        if name not in self._ids:
+            self._ids[name] = await self._made(TopicPartition(name, 0), CONFIGS)
+
+    async def purged_at(self, topic: str) -> int:
+        """The position of the last purge, -1 if there was none since the topic was made."""
+        found = await self.retained(topic, _PURGED_AT)
+        topic_id, mark = found.split(b":") if found else (b"", b"-1")
+        return int(mark) if topic_id == self._ids.get(topic, b"").hex().encode() else -1
+
+    async def topics(self) -> Sequence[str]:
+        """See `Catalog.topics`: those that were opened by a client of ours and are still there."""
+        await self._ensure_values()
+        there = set(await self.link.topics())
+        return sorted(name for name in await self._values.topics(_NAME) if kafka_topic(name) in there)
+
+    async def purge(self, topic: str) -> None:
+        """See `Catalog.purge`."""
+        at = self._at(topic)
+        topic_id = await self._ensure(topic)
+        producer = self.link.producer(1 << 16)
+        async with self.link.started(producer, f"a producer for {at.topic}"):
+            with words(f"purging {at.topic}"):
+                async with asyncio.timeout(self.link.timeout):
+                    mark = (await producer.send_and_wait(at.topic, b"", PURGED, at.partition)).offset
+        await self.link.stopped(producer)
+        await self.retain(topic, _PURGED_AT, f"{topic_id.hex()}:{mark}".encode())
+        await self.link.delete_before(at, mark + 1)
+
+    async def aclose(self) -> None:
+        """See `Bus.aclose`."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.gather(*(opened.aclose() for opened in list(self._open)), self._values.aclose())
+        await self.link.aclose()

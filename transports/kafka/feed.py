@@ -1,0 +1,250 @@
+"""Feeds: a consumer of its own for each, assigned to the partition, or subscribed as a member of a group.
+
+What the client does not tell is found out here: that fetches are no longer answered (it would wait for ever), that
+retention passed the reader, that the topic was emptied (`PURGED`, a message that purge leaves and deletes) or deleted
+and made anew (another topic id, looked for once a second).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
+
+from esp_pubsub.bus import Bounds, Break, Message
+from esp_pubsub.errors import BusRefused, BusUnavailable
+
+from .group import Membership
+from .link import words
+
+if TYPE_CHECKING:
+    from .bus import KafkaBus
+
+PURGED = b"esp-pubsub: everything before this was purged"
+_LOOK_EVERY = 1.0
+_WAIT_MS = 250
+_NOWHERE = TopicPartition("-", 0)
+_message = tuple.__new__
+
+
+class KafkaFeed:
+    """A `Feed`."""
+
+    state: bytes | None = None
+
+    def __init__(
+        self, bus: KafkaBus, name: str, at: TopicPartition, position: int, topic_id: bytes, group: str | None
+    ) -> None:
+        """`position` is the first one wanted, which may lie beyond the end, if the group has not stored another."""
+        self._bus = bus
+        self._link = bus.link
+        self._name = name
+        self._at = at
+        self._from = position  # what is read in front of it is dropped
+        self._position = position  # behind what was read
+        self._topic_id = topic_id
+        self._ahead: deque[Message | Break] = deque()
+        self._stamp = 0
+        self._answered_at = 0.0
+        self._looked_at = 0.0
+        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+        self._membership = Membership(bus, name, group, at) if group is not None else None
+        self._changes = 0
+        self._begun = False
+        self._read_at = self._now()
+        self._consumer: AIOKafkaConsumer
+
+    async def open(self) -> None:
+        """Take the place: what is written from now on is read."""
+        self._consumer = (self._membership or self._link).consumer()
+        async with self._link.started(self._consumer, f"a consumer of {self._at.topic}"):
+            if self._membership is None:
+                self._consumer.assign([self._at])
+                await self._begin()
+        self._answered_at = self._looked_at = self._now()
+
+    async def _begin(self) -> None:
+        """Stand where reading begins."""
+        first, end = await self._link.bounds(self._at)
+        if self._position < first:
+            self._pass(first)
+        self._consumer.seek(self._at, min(self._position, end))
+        self._begun = True
+
+    async def _hold_group(self, membership: Membership) -> None:
+        """Be the group's reader: wait for the partition, then stand where the group stands."""
+        membership.join(self._consumer)
+        asked_before, self._read_at = self._read_at, self._now()
+        if self._begun and self._read_at - asked_before > self._link.settings.options.lease:
+            raise BusUnavailable(f"group {membership.group!r} on {self._at.topic} was not read and was given away")
+        while not membership.owned.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WAIT_MS / 1000):
+                    await membership.owned.wait()
+            with words(f"waiting for group {membership.group}"):
+                await self._consumer.getmany(_NOWHERE, timeout_ms=0)  # tells of trouble, and that we still wait
+            self._read_at = self._now()
+        if membership.changes == self._changes:
+            return
+        changes, stored = membership.changes, await membership.look_up()
+        if not self._begun:
+            await self._resume(membership, stored)
+        elif stored != membership.stored:
+            raise BusUnavailable(f"another reader of group {membership.group!r} on {self._at.topic} went on meanwhile")
+        else:
+            self._consumer.seek(self._at, self._position)  # given back to us, and nobody stored anything
+        self._changes, self._answered_at = changes, self._now()
+
+    async def _resume(self, membership: Membership, stored: tuple[int, str] | None) -> None:
+        found = await membership.resume(stored)
+        if found is not None:
+            self._position, topic_id, self.state = found
+            self._from = self._position
+            if topic_id != self._topic_id:
+                first, _ = await self._link.bounds(self._at)
+                self._begin_anew(first, "the topic was made anew since the group stored its position")
+            elif await self._bus.purged_at(self._name) >= self._position:
+                first, _ = await self._link.bounds(self._at)
+                self._begin_anew(first, "the topic was purged since the group stored its position")
+        await self._begin()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        """See `Feed.read`."""
+        self._answered_at = max(self._answered_at, self._now() - self._link.timeout / 2)  # nobody asked meanwhile
+        while True:
+            if self._closed:
+                raise BusUnavailable(f"this feed of {self._at.topic} was closed")
+            if self._membership is not None:
+                await self._hold_group(self._membership)
+            if self._ahead:
+                return self._take(max_messages, max_bytes)
+            await self._look()
+            if not self._ahead:
+                await self._fetch(max_messages)
+
+    def _take(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        """From what was fetched: one at least, then within both bounds."""
+        taken: list[Message | Break] = []
+        ahead, size = self._ahead, 0
+        while ahead and len(taken) < max_messages:
+            item = ahead[0]
+            size += len(item.data) if isinstance(item, Message) else 0
+            if taken and size > max_bytes:
+                break
+            taken.append(ahead.popleft())
+        return taken
+
+    async def _fetch(self, max_messages: int) -> None:
+        try:
+            with words(f"reading {self._at.topic}"):
+                found = await self._consumer.getmany(self._at, timeout_ms=_WAIT_MS, max_records=max_messages)
+        except BusUnavailable as error:
+            if isinstance(error.__cause__, OffsetOutOfRangeError):
+                await self._out_of_range()
+            elif not isinstance(error.__cause__, NoOffsetForPartitionError):  # a group that has yet to be told where
+                raise
+            return
+        if self._membership is not None and self._membership.changes != self._changes:
+            return  # they may be from another place; they come again
+        records = found.get(self._at)
+        if not records:
+            self._see_that_fetches_are_answered()
+            return
+        ahead = self._ahead
+        for record in records:  # nothing is awaited from here on
+            if record.key is not None and record.key == PURGED:
+                ahead.append(Break("the topic was purged", None, incarnation=True))
+            elif record.offset >= self._from:
+                ahead.append(_message(Message, (record.offset, record.value or b"")))
+        self._position = records[-1].offset + 1
+        self._answered_at = self._now()
+
+    def _see_that_fetches_are_answered(self) -> None:
+        """The client takes a broker that does not answer for one that has nothing."""
+        stamp = self._consumer.last_poll_timestamp(self._at) or 0
+        if stamp != self._stamp:  # the value is of the wall clock; that it changes is all it says
+            self._stamp, self._answered_at = stamp, self._now()
+        elif self._now() - self._answered_at > self._link.timeout:
+            raise BusUnavailable(f"{self._at.topic}: fetches were not answered for {self._link.timeout:g} s")
+
+    async def _out_of_range(self) -> None:
+        """Retention or a purge passed us, or this is another log than it was."""
+        first, end = await self._link.bounds(self._at)
+        position = self._position
+        if position > end:
+            if position <= self._from:  # it still waits for its place
+                self._consumer.seek(self._at, end)
+                return
+            self._begin_anew(first, f"the topic ends at {end}, in front of what was read up to {position}")
+        elif position < first:
+            if await self._bus.purged_at(self._name) >= position:
+                self._begin_anew(first, "the topic was purged")
+            else:
+                self._pass(first)
+        self._consumer.seek(self._at, self._position)
+
+    def _pass(self, first: int) -> None:
+        passed, self._position = first - self._position, first
+        self._ahead.append(Break("retention took messages before they were read", passed))
+
+    def _begin_anew(self, first: int, reason: str) -> None:
+        self._from = self._position = first
+        self._ahead.append(Break(reason, None, incarnation=True))
+
+    async def _look(self) -> None:
+        """Whether the topic is still the one it was."""
+        if self._now() - self._looked_at < _LOOK_EVERY:
+            return
+        topic_id = await self._bus.topic_id(self._name)
+        self._looked_at = self._now()
+        if topic_id != self._topic_id:
+            while topic_id is None:
+                await asyncio.sleep(_LOOK_EVERY)
+                topic_id = await self._bus.topic_id(self._name)
+            first, _ = await self._link.bounds(self._at)
+            self._begin_anew(first, "the topic was deleted and made anew")
+            self._topic_id = topic_id
+            self._consumer.seek(self._at, first)
+
+    async def made_anew(self) -> None:
+        """The position it was to begin with was one of a topic that is no more."""
+        first, _ = await self._link.bounds(self._at)
+        self._begin_anew(first, "the topic was deleted and made anew")
+
+    async def bounds(self) -> Bounds:
+        """See `Feed.bounds`."""
+        first, end = await self._link.bounds(self._at)
+        purged = await self._bus.purged_at(self._name)
+        mark = hashlib.blake2b(self._topic_id + purged.to_bytes(8, "big", signed=True), digest_size=8).digest()
+        return Bounds(first, end, int.from_bytes(mark, "big"))
+
+    async def release(self, positions: Sequence[int]) -> None:
+        """See `Feed.release`: a log lets go by itself."""
+
+    async def confirm(self, position: int | None, state: bytes) -> None:
+        """See `Feed.confirm`."""
+        membership = self._membership
+        if membership is None:
+            raise BusRefused("a feed without a group stores no position")
+        if self._closed or not membership.owned.is_set() or membership.changes != self._changes:
+            raise BusUnavailable(f"this is not the reader of group {membership.group!r} on {self._at.topic} any more")
+        stored = membership.stored[0] if membership.stored is not None else self._from
+        done = stored if position is None else max(stored, position + 1)
+        await membership.store(self._consumer, done, self._topic_id, state)
+
+    async def aclose(self) -> None:
+        """See `Feed.aclose`."""
+        self._closed = True
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._link.stopped(self._consumer))
+        await asyncio.shield(self._closing)

@@ -1,0 +1,300 @@
+"""What we ask of aiokafka, and what its errors mean: connections with one set of settings, and the broker's facts.
+
+Nothing of the client leaves this folder. Every question has the client's own deadline, `timeout`; where the client is
+known to wait without one, ours stands around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.conn import create_conn
+from aiokafka.errors import (
+    AuthenticationFailedError,
+    ConsumerStoppedError,
+    GroupAuthorizationFailedError,
+    IllegalSaslStateError,
+    InvalidReplicationFactorError,
+    InvalidTopicError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    PolicyViolationError,
+    SaslAuthenticationFailed,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    UnsupportedSaslMechanismError,
+    UnsupportedVersionError,
+    for_code,
+)
+
+from esp_pubsub.errors import BusRefused, BusUnavailable
+
+from .options import Settings
+from .topic_id import TopicId
+
+_REFUSED = (
+    AuthenticationFailedError,
+    GroupAuthorizationFailedError,
+    IllegalSaslStateError,
+    InvalidReplicationFactorError,
+    InvalidTopicError,
+    MessageSizeTooLargeError,
+    PolicyViolationError,
+    SaslAuthenticationFailed,
+    TopicAuthorizationFailedError,
+    UnsupportedSaslMechanismError,
+    UnsupportedVersionError,
+)
+_AS_SET = -1
+
+
+@contextmanager
+def words(what: str) -> Iterator[None]:
+    """Say the client's errors in ours: BusRefused where the broker answered no, BusUnavailable for all the rest."""
+    try:
+        yield
+    except _REFUSED as e:
+        raise BusRefused(f"{what}: the broker refused ({type(e).__name__}: {e})") from e
+    except (KafkaError, ConsumerStoppedError, OSError) as e:  # a TimeoutError is an OSError
+        raise BusUnavailable(f"{what}: {type(e).__name__}: {e}") from e
+
+
+class _Token(AbstractTokenProvider):
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+
+    async def token(self) -> str:
+        """The file's content; read anew each time, because tokens are replaced."""
+        return (await asyncio.to_thread(self._path.read_text)).strip()
+
+
+class Link:
+    """Connections to one cluster."""
+
+    def __init__(self, settings: Settings, context: ssl.SSLContext | None) -> None:
+        self.settings = settings
+        self.timeout = settings.options.timeout
+        self._context = context
+        self._common: dict[str, Any] = {
+            "bootstrap_servers": settings.options.hostport,
+            "client_id": settings.client_id,
+            "request_timeout_ms": round(self.timeout * 1000),
+            "retry_backoff_ms": 20,
+            "security_protocol": settings.protocol,
+            "ssl_context": context,
+            "sasl_mechanism": settings.mechanism,
+            "sasl_plain_username": settings.username,
+            "sasl_plain_password": settings.password,
+        }
+        if settings.options.tokenfile:
+            self._common["sasl_oauth_token_provider"] = _Token(settings.options.tokenfile)
+        self._admin: AIOKafkaAdminClient | None = None
+        self._asker: AIOKafkaConsumer | None = None
+        self._starting = asyncio.Lock()
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def producer(self, batch_bytes: int) -> AIOKafkaProducer:
+        """A producer that is not started yet. Not idempotent unless told so: then it would never give a batch up."""
+        settings = self.settings
+        return AIOKafkaProducer(
+            **self._common,
+            acks="all",
+            max_batch_size=batch_bytes,
+            max_request_size=batch_bytes + (1 << 20),
+            compression_type=settings.compression,
+            enable_idempotence=settings.idempotent,
+        )
+
+    def consumer(self, **more: Any) -> AIOKafkaConsumer:
+        """A consumer that is not started yet, commits nothing by itself, and says when a position is not there."""
+        return AIOKafkaConsumer(
+            **self._common,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            fetch_max_wait_ms=100,  # how fresh it is known that fetches are answered; no message waits for it
+            max_partition_fetch_bytes=self.settings.options.fetch_size,
+            **more,
+        )
+
+    @asynccontextmanager
+    async def started(self, client: Any, what: str) -> AsyncIterator[None]:
+        """Start a client; stop it again if that fails or the body does.
+
+        A start that is cancelled leaves sockets behind, so it never is: who is cancelled here leaves it to itself.
+        """
+        starting = asyncio.ensure_future(client.start())
+        try:
+            with words(what):
+                await asyncio.shield(starting)
+            yield
+        except BaseException:
+            await self.stopped(client, starting)
+            raise
+
+    async def stopped(self, client: Any, starting: asyncio.Future[None] | None = None) -> None:
+        """Stop a client, within a bound, whatever state the broker is in; carried out even if the caller goes away."""
+        stopping = asyncio.create_task(self._stop(client, starting))
+        self._stopping.add(stopping)
+        stopping.add_done_callback(self._stopping.discard)
+        await asyncio.shield(stopping)
+
+    async def _stop(self, client: Any, starting: asyncio.Future[None] | None) -> None:
+        try:
+            async with asyncio.timeout(3 * self.timeout + 1):
+                if starting is not None:
+                    await asyncio.wait([starting])
+                await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
+        except (KafkaError, OSError):
+            return
+        except asyncio.CancelledError:  # a consumer between two attempts to connect stops so, and leaves its sockets
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            await client._client.close()  # noqa: SLF001
+
+    async def begin(self) -> None:
+        """See that there is a cluster that lets us in. The client itself tells all failures alike, so look closer."""
+        try:
+            await self._asking()
+        except BusUnavailable:
+            await self._find_reason()
+            raise
+
+    async def _find_reason(self) -> None:
+        host, _, port = self.settings.options.hostport.split(",")[0].rpartition(":")
+        common = {
+            key: value for key, value in self._common.items() if key not in ("bootstrap_servers", "retry_backoff_ms")
+        }
+        with words(f"Kafka at {host}:{port}"):
+            connection = await create_conn(host, int(port), **common)
+            connection.close()
+
+    async def _asking(self) -> tuple[AIOKafkaAdminClient, AIOKafkaConsumer]:
+        """The clients for questions, started when first needed."""
+        async with self._starting:
+            if self._closed:
+                raise BusUnavailable("this bus was closed")
+            if self._admin is None or self._asker is None:
+                where = f"Kafka at {self.settings.options.hostport}"
+                asker = self.consumer()
+                async with self.started(asker, where):
+                    admin = AIOKafkaAdminClient(**self._common)
+                    async with self.started(admin, where):
+                        self._admin, self._asker = admin, asker
+            return self._admin, self._asker
+
+    async def largest_message(self) -> int:
+        """The largest batch the cluster takes."""
+        admin, _ = await self._asking()
+        with words("asking for message.max.bytes"):
+            broker = str((await admin.describe_cluster())["brokers"][0]["node_id"])
+        return await self._largest(ConfigResourceType.BROKER, broker, "message.max.bytes")
+
+    async def largest_of(self, topic: str) -> int:
+        """The largest batch that a topic takes."""
+        return await self._largest(ConfigResourceType.TOPIC, topic, "max.message.bytes")
+
+    async def _largest(self, kind: ConfigResourceType, name: str, key: str) -> int:
+        admin, _ = await self._asking()
+        with words(f"asking for {key} of {name}"):
+            (answer,) = await admin.describe_configs([ConfigResource(kind, name, {key: None})])
+            error, message, _, _, entries = answer.resources[0]
+            if error:
+                raise for_code(error)(message)
+            return int(entries[0][1])
+
+    async def partitions(self, topic: str) -> int:
+        """How many partitions a topic has, 0 if it is not there."""
+        admin, _ = await self._asking()
+        with words(f"asking for {topic}"):
+            (found,) = await admin.describe_topics([topic])
+        return len(found["partitions"])
+
+    async def create(self, topic: str, partitions: int, replication: int, configs: Mapping[str, str]) -> None:
+        """Make a topic, unless somebody else has by now."""
+        admin, _ = await self._asking()
+        new = NewTopic(topic, partitions, replication or _AS_SET, {}, dict(configs))
+        with words(f"making the topic {topic}"):
+            answer = await admin.create_topics([new])
+            _, error, *rest = answer.topic_errors[0]
+            if error not in (0, TopicAlreadyExistsError.errno):
+                raise for_code(error)(rest[0] if rest else "")
+
+    async def topics(self) -> list[str]:
+        """All topics but Kafka's own."""
+        admin, _ = await self._asking()
+        with words("asking for topics"):
+            return sorted(name for name in await admin.list_topics() if not name.startswith("__"))
+
+    async def topic_id(self, topic: str) -> bytes | None:
+        """What tells a topic from one made anew under its name; None while there is none."""
+        _, asker = await self._asking()
+        client = asker._client  # noqa: SLF001  # the producer's is public, a consumer's not; both send the same
+        with words(f"asking for the id of {topic}"):
+            async with asyncio.timeout(self.timeout):
+                answer = await client.send(client.get_random_node(), TopicId(topic))
+        error, _, found = answer.topics[0][:3]
+        return None if error else bytes(found)
+
+    async def bounds(self, at: TopicPartition) -> tuple[int, int]:
+        """The first position that is kept, and the one behind the last."""
+        _, asker = await self._asking()
+        with words(f"asking for the bounds of {at.topic}"):
+            async with asyncio.timeout(self.timeout):
+                first, end = await asyncio.gather(asker.beginning_offsets([at]), asker.end_offsets([at]))
+        return int(first[at]), int(end[at])
+
+    async def position_at(self, at: TopicPartition, micros: int) -> int | None:
+        """The first position written at or after a time, None if there is none."""
+        _, asker = await self._asking()
+        with words(f"asking {at.topic} for a time"):
+            async with asyncio.timeout(self.timeout):
+                found = await asker.offsets_for_times({at: -(-micros // 1000)})
+        return None if found[at] is None else int(found[at].offset)
+
+    async def committed(self, group: str, at: TopicPartition) -> tuple[int, str] | None:
+        """What a group stored: the position to go on with, and the text that was stored with it."""
+        admin, _ = await self._asking()
+        with words(f"asking for the position of group {group}"):
+            found = (await admin.list_consumer_group_offsets(group, partitions=[at])).get(at)
+        return None if found is None or found.offset < 0 else (int(found.offset), found.metadata or "")
+
+    async def delete_before(self, at: TopicPartition, position: int) -> None:
+        """Let go of everything in front of a position."""
+        admin, _ = await self._asking()
+        with words(f"emptying {at.topic}"):
+            await admin.delete_records({at: RecordsToDelete(position)})
+
+    async def aclose(self) -> None:
+        """Bounded; twice is harmless."""
+        async with self._starting:
+            self._closed = True
+            admin, asker, self._admin, self._asker = self._admin, self._asker, None, None
+            for client in (asker, admin):
+                if client is not None:
+                    await self.stopped(client)
+        if self._stopping:
+            await asyncio.wait(self._stopping)
+
+
+def security(settings: Settings) -> ssl.SSLContext | None:
+    """The TLS context; reads files, blocking. ConfigError-free: a file that is missing is an OSError to be told."""
+    if not settings.encrypted:
+        return None
+    context = ssl.create_default_context(cafile=settings.ca)
+    if settings.certificate:
+        context.load_cert_chain(settings.certificate, settings.key, settings.key_password)
+    context.check_hostname = settings.verify and settings.verify_name
+    if not settings.verify:
+        context.verify_mode = ssl.CERT_NONE
+    return context
