@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from weakref import WeakSet
 
 from aiokafka import TopicPartition
 
@@ -59,8 +58,9 @@ class KafkaBus:
         self._largest = largest
         self._values = Values(link, self._options.valuestopic)
         self._ids: dict[str, bytes] = {}  # as last seen; what was there before is another topic
-        self._open: WeakSet[KafkaPipe | KafkaFeed] = WeakSet()
+        self._open: set[KafkaPipe | KafkaFeed] = set()
         self._closed = False
+        self._closing: asyncio.Task[None] | None = None
 
     def _at(self, name: str) -> TopicPartition:
         if self._closed:
@@ -108,8 +108,12 @@ class KafkaBus:
                 )
         pipe = KafkaPipe(self.link, at, self._largest)
         await pipe.open()
-        self._open.add(pipe)
+        self._keep(pipe)
         return pipe
+
+    def _keep(self, opened: KafkaPipe | KafkaFeed) -> None:
+        """To be closed with the bus, also if nobody holds it any more: the client's tasks and sockets go on."""
+        self._open = {each for each in self._open if not each.closed} | {opened}
 
     async def feed(self, topic: str, start: Start, group: str | None) -> KafkaFeed:
         """See `Bus.feed`."""
@@ -121,7 +125,7 @@ class KafkaBus:
         if isinstance(start, int) and known not in (None, topic_id):
             await feed.made_anew()
         await feed.open()
-        self._open.add(feed)
+        self._keep(feed)
         return feed
 
     async def _position(self, at: TopicPartition, start: Start) -> int:
@@ -177,8 +181,11 @@ class KafkaBus:
 
     async def aclose(self) -> None:
         """See `Bus.aclose`."""
-        if self._closed:
-            return
         self._closed = True
-        await asyncio.gather(*(opened.aclose() for opened in list(self._open)), self._values.aclose())
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(opened.aclose() for opened in self._open), self._values.aclose())
         await self.link.aclose()

@@ -242,6 +242,11 @@ class KafkaFeed:
         done = stored if position is None else max(stored, position + 1)
         await membership.store(self._consumer, done, self._topic_id, state)
 
+    @property
+    def closed(self) -> bool:
+        """Nothing of it is left."""
+        return self._closing is not None and self._closing.done()
+
     async def aclose(self) -> None:
         """See `Feed.aclose`."""
         self._closed = True

@@ -111,6 +111,11 @@ class KafkaPipe:
             await self._acked.wait()
         return self._confirmed
 
+    @property
+    def closed(self) -> bool:
+        """Nothing of it is left."""
+        return self._closing is not None and self._closing.done()
+
     async def aclose(self) -> None:
         """See `Pipe.aclose`."""
         if self._closing is None:
