@@ -18,7 +18,7 @@ from .errors import Closed, NotOffered, SchemaDiffers, SchemaError, Stale, Wrong
 from .failover.group import Failover
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Publisher, PublisherOptions
-from .registry import driver
+from .registry import driver, election
 from .schema import Schema
 from .subscriber import RUNS_KEY, SCHEMA_KEY, Subscriber, SubscriberOptions, check_start
 
@@ -136,6 +136,9 @@ class Client:
         schema = schema if isinstance(schema, Schema) else Schema(schema)
 
         async def opened() -> Publisher:
+            elect = None
+            if failover is not None and failover.election != "log":
+                elect = await asyncio.to_thread(election, failover.election)
             await self._claim_schema(topic, schema)
             publisher = Publisher(
                 self._home,
@@ -146,6 +149,7 @@ class Client:
                 options or PublisherOptions(),
                 self._notifier(on_notice),
                 failover,
+                elect,
             )
             if failover is not None:
                 await self._claim_run(topic, publisher.source, failover.run)

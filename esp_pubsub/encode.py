@@ -30,6 +30,11 @@ def _arrow() -> ModuleType:
     return arrow
 
 
+def arrow_body() -> str:
+    """What members that send Arrow must have in common: another major version of pyarrow may write other bytes."""
+    return f"arrow of pyarrow {_arrow().pa.__version__.partition('.')[0]}"
+
+
 @lru_cache(maxsize=256)
 def _is_table(kind: type) -> bool:
     return any(hasattr(kind, name) for name in ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__"))
@@ -40,10 +45,19 @@ class Encoder:
     happened.
     """
 
-    def __init__(self, schema: Schema, kind: Literal["rows", "arrow"] = "rows", limits: Limits = LIMITS) -> None:
+    def __init__(
+        self,
+        schema: Schema,
+        kind: Literal["rows", "arrow"] = "rows",
+        limits: Limits = LIMITS,
+        *,
+        rebuild: bool = False,
+    ) -> None:
+        """`rebuild`: tables are made anew, so that equal events give equal bytes whatever the tables are made of."""
         self._schema = schema
         self._arrow = kind == "arrow"
         self._limits = limits
+        self._rebuild = rebuild
         self._rows = codec(schema).encode
 
     def encode(self, data: Any, opcode: Any = Opcode.INSERT, flags: Any = 0) -> Encoded:
@@ -102,7 +116,7 @@ class Encoder:
         arrow = _arrow()
         try:
             body, count, marked = arrow.encode(self._schema, arrow.from_frame(data))
-            if self._arrow and (marked or (opcode is Opcode.INSERT and flags == 0)):
+            if self._arrow and not self._rebuild and (marked or (opcode is Opcode.INSERT and flags == 0)):
                 return self._from_batch(body, count, marked)
             opcodes, marks, rows = arrow.rows(self._schema, body, count, marked=marked)
         except (ValueError, TypeError, ArithmeticError) as e:

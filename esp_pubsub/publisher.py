@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._news import News
 from .address import Address
-from .bus import Bus
-from .encode import Encoder
+from .bus import Bus, Election
+from .encode import Encoder, arrow_body
 from .errors import (
     BusError,
     BusUnavailable,
@@ -64,7 +64,8 @@ class PublisherOptions:
     close_timeout: float = 10.0
     """How long closing waits for what is not acknowledged yet."""
     body: Literal["rows", "arrow"] = "rows"
-    """How blocks travel; Arrow tables given to `inject` travel as Arrow only under "arrow"."""
+    """How blocks travel; Arrow tables given to `inject` travel as Arrow only under "arrow". In a group they are rebuilt
+    first, so that all its members send the same bytes, and all need the same major version of pyarrow."""
     limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
@@ -128,6 +129,7 @@ class Publisher:
         options: PublisherOptions,
         notify: Callable[[Notice], None],
         failover: Failover | None = None,
+        elect: Callable[[str, str], Election] | None = None,
     ) -> None:
         self.address = address
         self.topic = topic
@@ -137,7 +139,7 @@ class Publisher:
         self.options = options
         self._home = home
         self._notify = notify
-        self._encode = Encoder(schema, options.body, options.limits).encode
+        self._encode = Encoder(schema, options.body, options.limits, rebuild=failover is not None).encode
         self._outbox = Outbox(failover.buffer if failover else options.buffer_blocks, options.buffer_bytes)
         self._sender = Sender(
             bus,
@@ -154,7 +156,7 @@ class Publisher:
         self._group: Group | None = None
         self._leaves_when_full = failover is not None and failover.overflow == "leave"
         if failover is not None:
-            self._join_group(bus, failover)
+            self._join_group(bus, failover, elect)
         self._task: asyncio.Task[None] | None = None
         self._closing = False  # no more blocks are taken
         self._closed = False  # nothing more is sent
@@ -170,7 +172,7 @@ class Publisher:
         self._bytes = 0
         self._troubles = 0
 
-    def _join_group(self, bus: Bus, failover: Failover) -> None:
+    def _join_group(self, bus: Bus, failover: Failover, elect: Callable[[str, str], Election] | None) -> None:
         self._member = Member(
             self.source,
             self.run,
@@ -179,15 +181,18 @@ class Publisher:
             buffer=failover.buffer,
         )
         self._add = self._member.give
-        setup = Setup(self.topic, self.schema.text, self.options.body, "log")
+        body = "rows" if self.options.body == "rows" else arrow_body()
+        setup = Setup(self.topic, self.schema.text, body, failover.election.partition("://")[0])
         self._group = Group(
             bus,
+            failover.group,
             self.address.control(failover.group),
             setup,
             self._member,
             self._sender,
             stall=self.options.stall,
             fence=failover.fence == "kill",
+            elect=elect,
             told=self._told,
         )
 

@@ -1,26 +1,29 @@
-"""From a bus's name to its driver. Built-in names are a table; others come from entry points of installed packages.
+"""From the name of a bus or an election to its driver. Built-in ones are a table; others come from entry points.
 
-A driver is a module with `Options`, a frozen dataclass, and `async open_bus(options) -> Bus`. It is imported when it is
-asked for, so a name costs nothing until then.
+A bus's driver is a module with `Options`, a frozen dataclass, and `async open_bus(options) -> Bus`. An election's is
+one with `open_election(place, group, member) -> Election`. Either is imported when it is asked for, so a name costs
+nothing until then.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
-from .bus import Bus
+from .bus import Bus, Election
 from .errors import ConfigError, NotInstalled
 
-GROUP = "esp_pubsub.transports"
-_BUILT_IN = {"embedded": "esp_pubsub.transports.embedded", "kafka": "esp_pubsub.transports.kafka"}
+GROUP, ELECTIONS = "esp_pubsub.transports", "esp_pubsub.elections"
+_BUSES = {name: f"esp_pubsub.transports.{name}" for name in ("embedded", "kafka")}
+_ELECTIONS = {"zookeeper": "esp_pubsub.transports.zookeeper"}
 
 
 class Driver(Protocol):
-    """What a driver's module has."""
+    """What a bus's module has."""
 
     Options: type[Any]
     open_bus: Callable[[Any], Awaitable[Bus]]
@@ -28,21 +31,38 @@ class Driver(Protocol):
 
 def names() -> list[str]:
     """The buses that can be named."""
-    return sorted({*_BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
+    return sorted({*_BUSES, *(point.name for point in entry_points(group=GROUP))})
 
 
 def driver(name: str) -> Driver:
-    """The driver of a bus. ConfigError for a name nobody has, NotInstalled if its extra is missing."""
-    module = _BUILT_IN.get(name) or next((p.value for p in entry_points(group=GROUP) if p.name == name), None)
+    """The driver of a bus. ConfigError for a name nobody has, NotInstalled if its extra is missing. May import, so it
+    blocks.
+    """
+    found: Driver = _module("bus", name, GROUP, _BUSES)
+    return found
+
+
+def election(kind: str) -> Callable[[str, str], Election]:
+    """What makes an election of this kind, for a group and a member's name; `log` is the core's own and not here.
+
+    `kind` is a name, with the place of its service where it has one: `zookeeper://host:port`. Raises and blocks as
+    `driver` does.
+    """
+    name, _, place = kind.partition("://")
+    return partial(_module("election", name, ELECTIONS, {**_ELECTIONS, "log": ""}).open_election, place)
+
+
+def _module(what: str, name: str, group: str, built_in: Mapping[str, str]) -> Any:
+    points = {point.name: point.value for point in entry_points(group=group)}
+    module = built_in.get(name) or points.get(name)
     if module is None:
-        known = names()
+        known = sorted({*built_in, *points})
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-        raise ConfigError(f"no bus is called {name!r}; {hint}", bus=name)
+        raise ConfigError(f"no {what} is called {name!r}; {hint}", **{what: name})
     try:
-        found: Driver = import_module(module)
+        return import_module(module)
     except ImportError as e:
         raise NotInstalled(
-            f"the bus {name!r} needs {e.name}, which is not installed: pip install 'esp-pubsub[{name}]'", extra=name
+            f"the {what} {name!r} needs {e.name}, which is not installed: pip install 'esp-pubsub[{name}]'", extra=name
         ) from e
-    return found

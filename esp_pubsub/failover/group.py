@@ -31,6 +31,7 @@ _PAUSE = 0.05
 _CATCH_UP = 1.0
 _POSITION_EVERY = 1.0
 _HEARD = 2.0
+_BEHIND = 0.5  # how far a candidate may fall behind the bus, in seconds, before it leaves the others alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Failover:
     """Blocks a standby keeps ready (SAS's numbufferedmsgs); it is never more than that ahead of the active."""
     overflow: Literal["wait", "leave"] = "wait"
     """What `inject` does on a standby whose buffer is full: wait, or leave the group with Overrun."""
+    election: str = "log"
+    """How the members agree on who leads: `log`, on the bus itself, or `zookeeper://host:port,host:port`."""
     fence: Literal["kill"] | None = None
     """`kill`: end a process that is stopped while it holds a lock everybody needs (embedded bus)."""
 
@@ -80,6 +83,7 @@ class Group:
     def __init__(
         self,
         bus: Bus,
+        name: str,
         control_topic: str,
         setup: Setup,
         member: Member,
@@ -87,9 +91,12 @@ class Group:
         *,
         stall: float,
         fence: bool,
+        elect: Callable[[str, str], Election] | None,
         told: Callable[[], None],
     ) -> None:
-        """`told` is called whenever m, agreed or the role may have changed."""
+        """`elect` makes an election that is not the log's, of a group and a member's name; `told` is called whenever m,
+        agreed or the role may have changed.
+        """
         self.term = 0
         self.took_over_at = 0
         self.last_switch: RoleChange | None = None
@@ -107,9 +114,12 @@ class Group:
         host, pid = socket.gethostname(), os.getpid()
         self.identity = Identity(f"{host}:{pid}", secrets.randbits(63), process, host, pid)
         self._control = Control(bus, control_topic, member.source, member.run, hear=self._hear)
-        log_election = LogElection(bus, self._control, self.identity, member.run, self._word, trouble=self.trouble)
-        self._election: Election = log_election
-        self._hear_election = log_election.hear
+        self._log_election = (
+            LogElection(bus, self._control, self.identity, member.run, self._word, trouble=self.trouble)
+            if elect is None
+            else None
+        )
+        self._election: Election = self._log_election or elect(name, self.identity.name)  # type: ignore[misc]
         self._failure: Exception | None = None
         self._followed: int | None = None
         self._begun_at = 0
@@ -192,8 +202,8 @@ class Group:
             except Exception as error:  # noqa: BLE001  # what ends the membership is raised out of run
                 self._fail(error)
                 return
-        if said.run == member.run:
-            self._hear_election(said)
+        if said.run == member.run and self._log_election is not None:
+            self._log_election.hear(said)
         self._told()
         self._news.tell()
 
@@ -263,7 +273,12 @@ class Group:
             while term is None:
                 await self._until_eligible()
                 term = await self._campaign()
-            await self._catch_up()
+                if term is not None:
+                    await self._catch_up()
+                    if not await self._keeps_up():
+                        await self._election.resign()
+                        self._step("ineligible")
+                        term = None
             following.cancel()
         return term
 
@@ -278,23 +293,38 @@ class Group:
         self._ineligible = False
         self._step("eligible")
 
+    async def _keeps_up(self) -> bool:
+        """Whether it is eligible, or is again within a moment: what the active sends is on the bus before our own input
+        has come to it, so a member that keeps up is behind by a block or two again and again.
+        """
+        try:
+            async with asyncio.timeout(_BEHIND):
+                while not self._member.eligible:
+                    self._ineligible = True
+                    await self._news.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._ineligible = False
+        return True
+
     async def _campaign(self) -> int | None:
-        """Campaign while eligible; None when that ended first."""
+        """Campaign while it keeps up; None when that ended first."""
         campaign = asyncio.ensure_future(self._election.campaign())
         try:
-            while not campaign.done():
-                if not self._member.eligible:
-                    self._step("ineligible")
-                    return None
+            while not campaign.done() and await self._keeps_up():
                 news = asyncio.ensure_future(self._news.wait())
                 try:
                     await asyncio.wait([campaign, news], return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     news.cancel()
-            return campaign.result()
         finally:
             campaign.cancel()
             await asyncio.wait([campaign])
+        if campaign.cancelled():
+            self._step("ineligible")
+            return None
+        return campaign.result()
 
     async def _catch_up(self) -> None:
         """Read the topic to its present end, so that little is sent twice. Bounded: m too low is safe."""
@@ -368,7 +398,7 @@ class Group:
     async def _say_position(self) -> None:
         """On every bus, with every election, the group's position is on the control topic at least once a second."""
         number = 0
-        while not isinstance(self._election, LogElection):
+        while self._log_election is None:
             number += 1
             with contextlib.suppress(BusUnavailable):
                 await self._control.beat(self._word(self.term, number, False))

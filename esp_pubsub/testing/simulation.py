@@ -198,7 +198,7 @@ class MemberProcess(Process):
             )
         )
         if plan.all_lead:
-            vars(vars(publisher)["_group"])["_election"] = AlwaysLeads()
+            vars(vars(publisher)["_group"]).update(_election=AlwaysLeads(), _log_election=None)
         for number in range(1, plan.blocks + 1):
             await asyncio.sleep(self.pause + self.run.loop.rng.random() * 2 * self.pace)
             self.pause = 0.0

@@ -52,7 +52,7 @@ def everybody_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(self: Group, *args: Any, **more: Any) -> None:
         made(self, *args, **more)
         self._election = AlwaysLeads()  # type: ignore[assignment]
-        self._hear_election = lambda said: None
+        self._log_election = None
 
     monkeypatch.setattr(Group, "__init__", init)
 

@@ -412,10 +412,10 @@ async def test_with_a_frozen_server_everything_ends_in_time(
     await until(lambda: view.nodes(group) == [])
 
 
-async def test_a_server_that_restarts_is_waited_for(zookeeper: Any, group: str, caplog: Any) -> None:
+async def test_a_server_that_restarts_is_waited_for(zookeeper: Any, view: View, group: str, caplog: Any) -> None:
     caplog.set_level(logging.INFO)
     async with member(zookeeper.hosts, group) as one, member(zookeeper.hosts, group) as other:
-        await until(lambda: bool(one.terms or other.terms))
+        await until(lambda: bool(one.terms or other.terms) and len(view.nodes(group)) == 2)
         leader, standby = (one, other) if one.terms else (other, one)
         zookeeper.kill()
         assert await leader.watch() == "suspended"

@@ -146,7 +146,7 @@ async def test_a_bus_whose_extra_is_missing_says_what_to_install(
 ) -> None:
     (tmp_path / "needs_a_vendor.py").write_text("import a_vendor_client\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(registry._BUILT_IN, "vendor", "needs_a_vendor")
+    monkeypatch.setitem(registry._BUSES, "vendor", "needs_a_vendor")
     with pytest.raises(esp.NotInstalled, match=r"needs a_vendor_client.*pip install 'esp-pubsub\[vendor\]'") as caught:
         esp.set_pubsub_lib("vendor")
     assert caught.value.extra == "vendor"
