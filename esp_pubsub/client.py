@@ -94,8 +94,18 @@ class Opening(Generic[T]):
 class Client:
     """One connection to one bus, on one event loop. Made by `esp_pubsub.init`; close it, or use `async with`."""
 
-    def __init__(self, bus: Bus, on_notice: Callable[[Notice], None] | None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        on_notice: Callable[[Notice], None] | None,
+        *,
+        start: Start | None = None,
+        group: str | None = None,
+    ) -> None:
+        """`start` and `group` are those of subscribers that say nothing else."""
         self.bus = bus
+        self._start = start
+        self._group = group
         self._home = Home()
         self._on_notice = on_notice
         self._open: WeakSet[_Closable] = WeakSet()
@@ -188,12 +198,16 @@ class Client:
     ) -> Opening[Subscriber]:  # fmt: skip
         """A subscriber to the window that `url` names. `side` is `out` unless the URL or this argument says otherwise.
 
-        `start`: earliest, latest, a position or an aware datetime; None: where the group left off, else earliest with a
-        group and latest without. Without `schema` it is the one that the topic's publisher retained.
+        `start`: earliest, latest, a position or an aware datetime; None: where the group left off, else what the bus's
+        configuration says, else earliest with a group and latest without. `group` may stand in the configuration too.
+        Without `schema` it is the one that the topic's publisher retained.
         """
         address, topic = self._window(url, side, "out")
         given = schema if isinstance(schema, Schema | None) else Schema(schema)
-        begin = start if start is not None else "earliest" if group is not None else "latest"
+        group = self._group if group is None else group
+        begin = start if start is not None else self._start
+        if begin is None:
+            begin = "earliest" if group is not None else "latest"
         check_start(begin)
 
         async def opened() -> Subscriber:
@@ -362,7 +376,8 @@ async def open_client(
     """Find the driver, read its options, open the bus."""
     found = await asyncio.to_thread(driver, bus)
     options = await asyncio.to_thread(load_options, found.Options, section=bus, config=config, keywords=settings)
-    client = Client(await found.open_bus(options), on_notice)
+    start, group = getattr(options, "start", None), getattr(options, "groupid", None)
+    client = Client(await found.open_bus(options), on_notice, start=start, group=group)
     try:
         await client.start()
     except BaseException:
