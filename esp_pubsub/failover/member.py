@@ -29,11 +29,11 @@ Who may do what
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Literal
 
 from ..errors import BadFrame, InputDiffers, Stale
-from ..wire.frame import BEAT, BLOCK, LIMITS, MAGIC, Frame, Limits, Sealed, glance, parse
+from ..wire.frame import BEAT, BLOCK, LIMITS, MAGIC, Frame, Limits, Sealed, chain_of, glance, parse
 from .accept import Accept, Dropped
 from .outbox import Outbox
 
@@ -91,8 +91,10 @@ class Member:
             self.outbox.pass_over(block)
         else:
             self.outbox.add(block)
-        self._given[id] = chain
-        self._given.pop(id - self._buffer, None)
+        given = self._given
+        given[id] = chain
+        if len(given) > 2 * self._buffer:
+            _forget(given, id, self._buffer)
         seen = self._seen.get(id)
         if seen is not None:
             self._compare(id, chain, seen)
@@ -101,10 +103,41 @@ class Member:
         """The bus confirmed what we sent, up to this id."""
         self._advance(id)
 
-    def follow_all(self, messages: Iterable[bytes], limits: Limits = LIMITS) -> None:
-        """Messages of the topic, in the order of the bus. Raises as `follow` does.
+    def follow_all(self, messages: Sequence[bytes], limits: Limits = LIMITS) -> None:
+        """Messages of the topic, in the order of the bus. Raises as `follow` does."""
+        if not self._follow_line(messages):
+            self._follow_each(messages, limits)
 
-        On a bus that loses ends only, nearly all that a standby reads is either its own block, by the chain it gave
+    def _follow_line(self, messages: Sequence[bytes]) -> bool:
+        """Take them all if the first is the next block and the last is as far behind it as there are messages.
+
+        On a bus that loses ends only, no block stands before the one it follows. So each of those between is the block
+        of its place: there is room for nothing else.
+        """
+        if not self._suffix_only or not messages:
+            return not messages
+        known = self._accept.sources.get(self.source)
+        last, last_chain = (known.last, known.chain) if known is not None else (0, None)
+        ours, end = (MAGIC, BLOCK, self.source, self.run), last + len(messages)
+        magic, link, _, *what, id = glance(messages[0])
+        if (magic, *what, id, link) != (*ours, last + 1, last_chain):
+            return False
+        magic, _, chain, *what, id = glance(messages[-1])
+        if (magic, *what, id) != (*ours, end):
+            return False
+        if self._given.get(end) == chain:  # then so are all before it, by their links
+            self.agreed = max(self.agreed, end)
+        elif last < self.outbox.last:
+            return False  # some are given, and they may differ
+        else:
+            self._seen.update(zip(range(last + 1, end + 1), map(chain_of, messages), strict=True))
+            if len(self._seen) > 2 * self._buffer:
+                _forget(self._seen, end, self._buffer)
+        self._accepted(end, chain)
+        return True
+
+    def _follow_each(self, messages: Sequence[bytes], limits: Limits) -> None:
+        """On a bus that loses ends only, nearly all that a standby reads is either its own block, by the chain it gave
         that id, or the next one by its link. Those are accepted by their headers alone; what else comes is looked at
         whole.
         """
@@ -122,8 +155,7 @@ class Member:
                     continue
                 if id == last + 1 and link == last_chain and id not in given:
                     last, last_chain = id, chain
-                    seen[id] = chain
-                    seen.pop(id - self._buffer, None)
+                    _keep(seen, id, chain, self._buffer)
                     continue
             if source == self.source:
                 self._accepted(last, last_chain)
@@ -199,10 +231,13 @@ class Member:
 
 def _keep(chains: dict[int, int], id: int, chain: int, most: int) -> None:
     chains[id] = chain
-    chains.pop(id - most, None)
-    if len(chains) > 2 * most:  # ids that came with gaps
-        for old in [known for known in chains if known <= id - most]:
-            del chains[old]
+    if len(chains) > 2 * most:  # forgetting is cheap when it is rare
+        _forget(chains, id, most)
+
+
+def _forget(chains: dict[int, int], last: int, most: int) -> None:
+    for old in [id for id in chains if id <= last - most]:
+        del chains[old]
 
 
 def diagram() -> str:

@@ -220,6 +220,11 @@ def glance(data: bytes) -> tuple[bytes, int, int, int, int, int, int]:
         return b"", 0, 0, 0, 0, 0, 0
 
 
+def chain_of(data: bytes) -> int:
+    """The chain that a message claims."""
+    return int.from_bytes(data[36:40], "little")
+
+
 def _over(limits: Limits, length: int, count: int) -> bool:
     return length > limits.frame_bytes or count > limits.events or count > length
 
