@@ -199,7 +199,7 @@ def test_each_direction_is_the_other_side_of_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kafka"),
+    ("name", "on_kafka"),
     [
         (TRADES.topic("in"), "trades_5555.market.cq.TradesSource.I"),
         (TRADES.topic("out"), "trades_5555.market.cq.TradesSource.O"),
@@ -208,8 +208,8 @@ def test_each_direction_is_the_other_side_of_the_other() -> None:
         (Address("a.b_c", 1).metadata, "a.b_c_1.M"),
     ],
 )
-def test_kafka_names_follow_from_the_portable_ones(name: str, kafka: str) -> None:
-    assert kafka_topic(name) == kafka
+def test_kafka_names_follow_from_the_portable_ones(name: str, on_kafka: str) -> None:
+    assert kafka_topic(name) == on_kafka
 
 
 def test_a_kafka_name_with_a_character_that_kafka_refuses_says_which() -> None:
