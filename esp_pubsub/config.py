@@ -234,6 +234,11 @@ def _quantity(value: object, units: Mapping[str, float]) -> float | None:
     return float(match[1]) * units[match[2]] if match and match[2] in units else None
 
 
+def seconds(value: object) -> float | None:
+    """A duration such as `500ms`, in seconds; None for what is none."""
+    return _quantity(value, _SECONDS)
+
+
 def _size(value: object) -> int | None:
     number = _quantity(value, _BYTES)
     return int(number) if number is not None and number.is_integer() else None
@@ -246,5 +251,5 @@ _FORMS: dict[object, tuple[Callable[[Any], object], str]] = {
     str: (lambda value: value if isinstance(value, str) else None, "a string"),
     Path: (lambda value: Path(value) if value and isinstance(value, str | os.PathLike) else None, "a path"),
     "size": (_size, "a size in bytes, such as 65536, 512KiB or 64MiB"),
-    "duration": (lambda value: _quantity(value, _SECONDS), "a duration, such as 500ms, 2s or 5min"),
+    "duration": (seconds, "a duration, such as 500ms, 2s or 5min"),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from esp_pubsub.config import _SECONDS, _quantity
+from esp_pubsub.config import seconds
 from esp_pubsub.errors import ConfigError
 
 ROOT = "/ESP"
@@ -54,7 +54,7 @@ def _session(place: str, query: str) -> float:
     if not query:
         return SESSION
     key, _, value = query.partition("=")
-    session = _quantity(value, _SECONDS)
+    session = seconds(value)
     if key != "session" or session is None:
         raise _bad(place, f"{query!r} is no session=<duration>")
     if not SHORTEST <= session <= LONGEST:
