@@ -253,6 +253,9 @@ def _exact_rows(schema: Schema) -> Callable[[Sequence[Row]], bool]:
     return exact
 
 
+_length = tuple.__len__  # which refuses what is no tuple, at no cost
+
+
 class RowCodec:
     """Rows of one schema to bodies and back. Stateless but for a packing buffer; calls never suspend."""
 
@@ -378,13 +381,20 @@ class RowCodec:
                 )  # fmt: skip
             if len(rows) != count or type(rows[0]) is not tuple or type(rows) is not tuple:
                 raise ValueError(f"it does not hold {count} rows")
-            if len(rows[0]) != self._width or (count > 1 and countOf(map(len, rows), self._width) != count):
+            if len(rows[0]) != self._width or (count > 1 and not self._all_wide(rows)):
                 raise ValueError(f"not all of its rows have {self._width} fields")
         except (UnpackException, ValueError, TypeError, IndexError) as e:
             raise ValueError(f"not a rows body: {e or type(e).__name__}") from None
         if type(opcodes) is not int or type(flags) is not int:
             _check_marks(opcodes, flags, count)
         return opcodes, flags, self._with_money(rows) if self._money else list(rows)
+
+    def _all_wide(self, rows: tuple[Any, ...]) -> bool:
+        """Whether each is a tuple of as many values as there are fields."""
+        try:
+            return countOf(map(_length, rows), self._width) == len(rows)
+        except TypeError:
+            return False
 
     def _unpack_many(self, body: bytes | memoryview, count: int) -> tuple[Any, Any, tuple[Any, ...]]:
         """Row by row: a forged length inside one row cannot claim memory for a million."""

@@ -377,6 +377,7 @@ FORGED: list[tuple[str, bytes, int]] = [
     ("a row too short", body_of([1]), 1),
     ("a row too long", body_of([1, 2, 3]), 1),
     ("one row of many too short", body_of([1, 2], [1]), 2),
+    ("a text that is as long as a row is wide", body_of([1, 2], "ab"), 2),
     ("rows whose widths agree only on average", body_of([1], [1, 2, 3]), 2),
     ("an empty row", body_of([]), 1),
     ("no rows", body_of(), 1),
