@@ -30,7 +30,7 @@ from .errors import (
 from .events import Block, Event, EventFlag, Opcode
 from .failover.group import Failover, RoleChange
 from .lib import init, set_pubsub_lib, shutdown
-from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats
+from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats, Resume
 from .schema import Field, FieldType, Schema
 from .subscriber import Subscriber, SubscriberOptions, SubscriberStats
 from .wire.frame import Limits
@@ -66,6 +66,7 @@ __all__ = [
     "Publisher",
     "PublisherOptions",
     "PublisherStats",
+    "Resume",
     "RoleChange",
     "Schema",
     "SchemaDiffers",

@@ -14,10 +14,10 @@ import msgpack
 from .address import Address, Side, other_side
 from .bus import Bus, Catalog, Requests, Start
 from .config import load_options
-from .errors import Closed, NotOffered, SchemaDiffers, SchemaError, Stale, WrongOrder
+from .errors import Closed, ConfigError, NotOffered, SchemaDiffers, SchemaError, Stale, WrongOrder
 from .failover.group import Failover
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
-from .publisher import Publisher, PublisherOptions
+from .publisher import Publisher, PublisherOptions, Resume
 from .registry import driver, election
 from .schema import Schema
 from .subscriber import RUNS_KEY, SCHEMA_KEY, Subscriber, SubscriberOptions, check_start
@@ -134,16 +134,20 @@ class Client:
         *,
         side: Side | None = None,
         failover: Failover | None = None,
+        resume: Resume | None = None,
         options: PublisherOptions | None = None,
         on_notice: Callable[[Notice], None] | None = None,
     ) -> Opening[Publisher]:
         """A publisher to the window that `url` names. `side` is `in` unless the URL or this argument says otherwise.
 
-        With `failover` it is one member of a group of publishers of the same blocks. Awaiting it raises BusUnavailable,
+        With `failover` it is one member of a group of publishers of the same blocks; with `resume` it goes on with a
+        sequence of which its user keeps count. Awaiting it raises BusUnavailable,
         BusRefused, SchemaDiffers if the topic carries another schema, or Stale if its group has a higher run.
         """
         address, topic = self._window(url, side, "in")
         schema = schema if isinstance(schema, Schema) else Schema(schema)
+        if failover is not None and resume is not None:
+            raise ConfigError("a failover group keeps count by itself: pass failover or resume, not both")
 
         async def opened() -> Publisher:
             elect = None
@@ -160,6 +164,7 @@ class Client:
                 self._notifier(on_notice),
                 failover,
                 elect,
+                resume,
             )
             if failover is not None:
                 await self._claim_run(topic, publisher.source, failover.run)
@@ -212,7 +217,7 @@ class Client:
 
         async def opened() -> Subscriber:
             self._check_offered(begin, group)
-            found = await self._topic_schema(topic, given)
+            found = await self.topic_schema(topic, given)
             subscriber = Subscriber(
                 self._home, self.bus, address, topic, schema=found, start=begin, group=group,
                 options=options or SubscriberOptions(), notify=self._notifier(on_notice),
@@ -249,9 +254,9 @@ class Client:
             return
         if await bus.retained(topic, SCHEMA_KEY) is None:
             await bus.retain(topic, SCHEMA_KEY, schema.text.encode())
-        await self._topic_schema(topic, schema)
+        await self.topic_schema(topic, schema)
 
-    async def _topic_schema(self, topic: str, given: Schema | None) -> Schema | None:
+    async def topic_schema(self, topic: str, given: Schema | None) -> Schema | None:
         """The schema of a topic: as given, if the topic does not differ, else as retained; None while it has none."""
         self._check()
         if not self.bus.capabilities.retained:

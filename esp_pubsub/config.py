@@ -194,8 +194,13 @@ def _variable(key: str) -> str:
     return PREFIX + key.upper()
 
 
+def looks_secret(key: str, value: str) -> bool:
+    """Whether a value is one that nobody should print."""
+    return bool(_SECRET_KEY.search(key) or _SECRET_INSIDE.search(value))
+
+
 def _masked(key: str, value: str) -> str:
-    return Secret(value) if _SECRET_KEY.search(key) or _SECRET_INSIDE.search(value) else value
+    return Secret(value) if looks_secret(key, value) else value
 
 
 def _convert(key: str, given: _Given, field: Field[Any], hint: Any) -> object:

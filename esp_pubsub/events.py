@@ -102,7 +102,7 @@ class Block:
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Tuples in schema order; date and stamp as integers, money as Decimal."""
-        return self._decoded()[2]
+        return self.decoded()[2]
 
     def mappings(self) -> list[dict[str, Any]]:
         """Dictionaries by field name, with aware datetimes for date and stamp."""
@@ -110,7 +110,7 @@ class Block:
 
     def events(self) -> list[Event]:
         """Mappings with opcode and flags."""
-        opcodes, flags, rows = self._decoded()
+        opcodes, flags, rows = self.decoded()
         try:
             return [
                 Event(values, Opcode(opcode), EventFlag(flag))
@@ -130,12 +130,13 @@ class Block:
             if frame.body_kind == ARROW and not self.view and frame.schema == self.schema.fingerprint:
                 marked = bool(frame.flags & MARKED)
                 return arrow.as_table(arrow.batch(self.schema, frame.body_view, frame.count, marked=marked))
-            opcodes, flags, rows = self._decoded()
+            opcodes, flags, rows = self.decoded()
             return arrow.table(self.schema, rows, opcodes, flags)
         except (ValueError, TypeError, OverflowError) as e:
             raise self._bad(e) from None
 
-    def _decoded(self) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
+    def decoded(self) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
+        """Opcodes and flags (one for all, or one byte an event) and `rows()`."""
         frame = self.frame
         try:
             if frame.schema != self.schema.fingerprint:

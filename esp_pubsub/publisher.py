@@ -94,6 +94,19 @@ class PublisherStats:
     last_switch: RoleChange | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A sequence that its user keeps count of, over the lives of publishers that follow each other.
+
+    The publisher goes on behind block `last`, whose chain is `chain`; everything up to there must be on the bus. Blocks
+    that are sent again, with the same ids and bytes, are doubles that no subscriber sees.
+    """
+
+    name: str
+    last: int = 0
+    chain: int = 0
+
+
 class Delivery:
     """What became of one block. Awaited: `acked`, or `covered` if another member of the failover group sent it.
 
@@ -130,11 +143,12 @@ class Publisher:
         notify: Callable[[Notice], None],
         failover: Failover | None = None,
         elect: Callable[[str, str], Election] | None = None,
+        resume: Resume | None = None,
     ) -> None:
         self.address = address
         self.topic = topic
         self.schema = schema
-        self.source = source_number(f"{topic}/{failover.group if failover else secrets.token_hex(8)}")
+        self.source = source_number(f"{topic}/{_name(failover, resume)}")
         self.run = failover.run if failover else 0
         self.options = options
         self._home = home
@@ -162,6 +176,9 @@ class Publisher:
         self._closed = False  # nothing more is sent
         self._failure: Exception | None = None
         self._settled = 0
+        if resume is not None:
+            self._outbox.begin_behind(resume.last, resume.chain)
+            self._sender.settled = self._sender.sent = self._settled = resume.last
         self._line: deque[object] = deque()
         self._room = News()
         self._largest = bus.capabilities.max_message_bytes
@@ -483,6 +500,13 @@ class Publisher:
             if error is None:
                 raise
             _log.warning("closing after an error: %s", unflushed)
+
+
+def _name(failover: Failover | None, resume: Resume | None) -> str:
+    """What tells this sequence from the topic's others."""
+    if failover is not None:
+        return failover.group
+    return f"resume:{resume.name}" if resume is not None else secrets.token_hex(8)
 
 
 def source_number(name: str) -> int:

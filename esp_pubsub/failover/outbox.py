@@ -26,6 +26,10 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._blocks)
 
+    def begin_behind(self, last: int, chain: int) -> None:
+        """The first block to come is last + 1, and that chain its link."""
+        self.first, self.last, self.chain = last + 1, last, chain
+
     def room(self, size: int) -> bool:
         """Whether a block that takes `size` bytes may go in now."""
         return not self._blocks or (len(self._blocks) < self.max_blocks and self.bytes + size <= self.max_bytes)
