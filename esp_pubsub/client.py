@@ -14,7 +14,7 @@ import msgpack
 from .address import Address, Side, other_side
 from .bus import Bus, Catalog, Requests, Start
 from .config import load_options
-from .errors import Closed, ConfigError, NotOffered, SchemaDiffers, SchemaError, Stale, WrongOrder
+from .errors import Closed, ConfigError, EspError, NotOffered, SchemaDiffers, SchemaError, Stale, WrongOrder
 from .failover.group import Failover
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Publisher, PublisherOptions, Resume
@@ -360,8 +360,13 @@ class Client:
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            await self.aclose()
+        except EspError as unflushed:
+            if error is None:
+                raise
+            _log.warning("closing after an error: %s", unflushed)
 
 
 def log_notice(notice: Notice) -> None:
