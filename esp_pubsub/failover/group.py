@@ -77,6 +77,11 @@ class RoleChange:
     at: float
 
 
+def _line(group: str, run: int) -> str:
+    """Where members stand in line to lead: each run has its own, or a new one would wait for the old one's end."""
+    return f"{group}.{run}" if run else group
+
+
 class Group:
     """One member of a failover group, at work."""
 
@@ -119,7 +124,7 @@ class Group:
             if elect is None
             else None
         )
-        self._election: Election = self._log_election or elect(name, self.identity.name)  # type: ignore[misc]
+        self._election: Election = self._log_election or elect(_line(name, member.run), self.identity.name)  # type: ignore[misc]
         self._failure: Exception | None = None
         self._followed: int | None = None
         self._begun_at = 0
