@@ -23,7 +23,9 @@ from .options import KafkaOptions, settings
 from .pipe import ENVELOPE, KafkaPipe
 from .values import CONFIGS, Values
 
-_CONTROL = {"retention.ms": "3600000", "segment.ms": "600000"}  # beats are of use for seconds
+# A writer's clock that is wrong must not decide what is kept, or whether a message is taken at all.
+_STAMPED = {"message.timestamp.type": "LogAppendTime"}
+_CONTROL = {**_STAMPED, "retention.ms": "3600000", "segment.ms": "600000"}  # beats are of use for seconds
 _PURGED_AT, _NAME = "purged", "name"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -77,9 +79,9 @@ class KafkaBus:
     async def _ensure(self, name: str) -> bytes:
         """The id of a topic, which is made if it is not there."""
         at = self._at(name)
-        configs = {} if "/M/F/" not in name else _CONTROL
-        if self._options.retention and not configs:
-            configs = {"retention.ms": str(round(self._options.retention * 1000))}
+        configs = _CONTROL if "/M/F/" in name else _STAMPED
+        if self._options.retention and configs is _STAMPED:
+            configs = {**_STAMPED, "retention.ms": str(round(self._options.retention * 1000))}
         found = await self._made(at, configs)
         if name not in self._ids and await self.retained(name, _NAME) is None:
             await self.retain(name, _NAME, b"")
@@ -119,7 +121,12 @@ class KafkaBus:
         """See `Bus.feed`."""
         known, at = self._ids.get(topic), self._at(topic)
         topic_id = await self._ensure(topic)
-        if group is not None and await self.link.partitions(at.topic) > 1:
+        partitions = await self.link.partitions(at.topic)
+        if at.partition >= partitions:
+            raise BusRefused(
+                f"{at.topic} has the partitions {[*range(partitions)]}, and not {at.partition}, which is configured"
+            )
+        if group is not None and partitions > 1:
             raise BusRefused(f"{at.topic} has several partitions; a group reads topics of one, so that order is kept")
         feed = KafkaFeed(self, topic, at, await self._position(at, start), topic_id, group)
         if isinstance(start, int) and known not in (None, topic_id):

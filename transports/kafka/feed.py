@@ -22,6 +22,7 @@ from esp_pubsub.errors import BusRefused, BusUnavailable
 
 from .group import Membership
 from .link import words
+from .unpacking import bounded
 
 if TYPE_CHECKING:
     from .bus import KafkaBus
@@ -146,7 +147,7 @@ class KafkaFeed:
 
     async def _fetch(self, max_messages: int) -> None:
         try:
-            with words(f"reading {self._at.topic}"):
+            with words(f"reading {self._at.topic}"), bounded():
                 found = await self._consumer.getmany(self._at, timeout_ms=_WAIT_MS, max_records=max_messages)
         except BusUnavailable as error:
             if isinstance(error.__cause__, OffsetOutOfRangeError):

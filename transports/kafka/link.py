@@ -7,6 +7,7 @@ known to wait without one, ours stands around it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -20,10 +21,12 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.conn import create_conn
 from aiokafka.errors import (
     AuthenticationFailedError,
+    ClusterAuthorizationFailedError,
     ConsumerStoppedError,
     GroupAuthorizationFailedError,
     IllegalSaslStateError,
     InvalidReplicationFactorError,
+    InvalidTimestampError,
     InvalidTopicError,
     KafkaError,
     MessageSizeTooLargeError,
@@ -43,9 +46,11 @@ from .topic_id import TopicId
 
 _REFUSED = (
     AuthenticationFailedError,
+    ClusterAuthorizationFailedError,
     GroupAuthorizationFailedError,
     IllegalSaslStateError,
     InvalidReplicationFactorError,
+    InvalidTimestampError,
     InvalidTopicError,
     MessageSizeTooLargeError,
     PolicyViolationError,
@@ -55,6 +60,8 @@ _REFUSED = (
     UnsupportedVersionError,
 )
 _AS_SET = -1
+_LARGEST = 1_048_588  # a broker's message.max.bytes unless it is set otherwise
+_log = logging.getLogger("esp_pubsub.kafka")
 
 
 @contextmanager
@@ -130,29 +137,37 @@ class Link:
     async def started(self, client: Any, what: str) -> AsyncIterator[None]:
         """Start a client; stop it again if that fails or the body does.
 
-        A start that is cancelled leaves sockets behind, so it never is: who is cancelled here leaves it to itself.
+        A start that is cancelled leaves sockets behind, so it never is: who is cancelled here leaves it to itself, and
+        does not wait for its end.
         """
         starting = asyncio.ensure_future(client.start())
         try:
             with words(what):
                 await asyncio.shield(starting)
             yield
+        except asyncio.CancelledError:
+            self._begin_to_stop(client, starting)
+            raise
         except BaseException:
-            await self.stopped(client, starting)
+            await asyncio.shield(self._begin_to_stop(client, starting))
             raise
 
-    async def stopped(self, client: Any, starting: asyncio.Future[None] | None = None) -> None:
+    async def stopped(self, client: Any) -> None:
         """Stop a client, within a bound, whatever state the broker is in; carried out even if the caller goes away."""
+        await asyncio.shield(self._begin_to_stop(client, None))
+
+    def _begin_to_stop(self, client: Any, starting: asyncio.Future[None] | None) -> asyncio.Task[None]:
         stopping = asyncio.create_task(self._stop(client, starting))
         self._stopping.add(stopping)
         stopping.add_done_callback(self._stopping.discard)
-        await asyncio.shield(stopping)
+        return stopping
 
     async def _stop(self, client: Any, starting: asyncio.Future[None] | None) -> None:
         try:
             async with asyncio.timeout(3 * self.timeout + 1):
                 if starting is not None:
                     await asyncio.wait([starting])
+                    _ = starting.cancelled() or starting.exception()  # taken, though nobody asked
                 await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
         except (KafkaError, OSError):
             return
@@ -194,11 +209,17 @@ class Link:
             return self._admin, self._asker
 
     async def largest_message(self) -> int:
-        """The largest batch the cluster takes."""
+        """The largest batch the cluster takes; what it is by default, where we may not ask."""
         admin, _ = await self._asking()
         with words("asking for message.max.bytes"):
             broker = str((await admin.describe_cluster())["brokers"][0]["node_id"])
-        return await self._largest(ConfigResourceType.BROKER, broker, "message.max.bytes")
+        try:
+            return await self._largest(ConfigResourceType.BROKER, broker, "message.max.bytes")
+        except BusRefused as refused:
+            if not isinstance(refused.__cause__, ClusterAuthorizationFailedError):
+                raise
+            _log.info("this user may not see the cluster's message.max.bytes; taken for %d", _LARGEST)
+            return _LARGEST
 
     async def largest_of(self, topic: str) -> int:
         """The largest batch that a topic takes."""
@@ -223,8 +244,9 @@ class Link:
     async def create(self, topic: str, partitions: int, replication: int, configs: Mapping[str, str]) -> None:
         """Make a topic, unless somebody else has by now."""
         admin, _ = await self._asking()
-        new = NewTopic(topic, partitions, replication or _AS_SET, {}, dict(configs))
         with words(f"making the topic {topic}"):
+            # without a number of copies the client wants to be told which brokers hold them: none in particular
+            new = NewTopic(topic, partitions, replication or _AS_SET, None if replication else {}, dict(configs))
             answer = await admin.create_topics([new])
             _, error, *rest = answer.topic_errors[0]
             if error not in (0, TopicAlreadyExistsError.errno):

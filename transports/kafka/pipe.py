@@ -124,7 +124,10 @@ class KafkaPipe:
 
     async def _close(self) -> None:
         self._end(BusUnavailable(f"this pipe to {self._at.topic} was closed"))
+        self._batch, self._count = None, 0
+        await self._link.stopped(
+            self._producer
+        )  # first, so that whoever awaits the last batch learns what became of it
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait([self._sending])
-        await self._link.stopped(self._producer)

@@ -16,11 +16,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from esp_pubsub.errors import BusUnavailable
 
 from .link import Link, words
+from .unpacking import bounded
 
 CONFIGS = {
     "cleanup.policy": "compact",
     "segment.bytes": str(1 << 20),
     "min.cleanable.dirty.ratio": "0.1",
+    "message.timestamp.type": "LogAppendTime",
 }
 
 
@@ -81,7 +83,7 @@ class Values:
                 self._consumer = consumer
         _, end = await self._link.bounds(self._at)
         deadline = asyncio.get_running_loop().time() + self._link.timeout
-        with words("reading retained values"):
+        with words("reading retained values"), bounded():
             while await self._consumer.position(self._at) < end:
                 found = await self._consumer.getmany(self._at, timeout_ms=200)
                 self._take(found.get(self._at, ()))

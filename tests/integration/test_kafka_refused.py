@@ -1,0 +1,214 @@
+"""A Kafka that is not there, is none, or does not let us in: each a typed error, in time, with host and cause."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import esp_pubsub as esp
+from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
+from tests.integration.members import SCHEMA, Reader, inject, rows, until
+from tests.support.kafka import PLAIN_USER, SCRAM_USER, Kafka
+
+TIMEOUT = 1.0
+SLACK = 1.5
+ACL = """
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS;User:bob
+"""  # alice may come in, and do nothing
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[Kafka]:
+    with Kafka(secure=True, config=ACL) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def url() -> str:
+    return f"dfESP://host:5555/{secrets.token_hex(4)}/q/w"
+
+
+async def refused(hostport: str, *kinds: type[esp.EspError], **settings: Any) -> str:
+    """What `init` says; it names the host, and it says it in time."""
+    begun = time.monotonic()
+    with pytest.raises(kinds) as caught:
+        async with esp.init("kafka", hostport=hostport, **{"timeout": TIMEOUT} | settings):
+            pass
+    assert time.monotonic() - begun < TIMEOUT + SLACK
+    assert hostport in str(caught.value)
+    return str(caught.value)
+
+
+def globalconfig(**settings: Any) -> str:
+    return ";".join(f"{name.replace('_', '.')}={value}" for name, value in settings.items())
+
+
+def sasl(user: tuple[str, str], mechanism: str, protocol: str = "SASL_PLAINTEXT", **more: Any) -> str:
+    name, password = user
+    return globalconfig(
+        security_protocol=protocol, sasl_mechanism=mechanism, sasl_username=name, sasl_password=password, **more
+    )
+
+
+# nobody, or somebody else
+
+
+async def test_nobody_listens_there() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        said = await refused(f"127.0.0.1:{bound.getsockname()[1]}", BusUnavailable)
+    assert "refused" in said.lower() or "connect" in said.lower()
+
+
+async def test_a_host_that_does_not_resolve() -> None:
+    said = await refused("nowhere.invalid:9092", BusUnavailable)
+    assert "name" in said.lower()
+
+
+@contextlib.asynccontextmanager
+async def impostor(answer: bytes | None) -> AsyncIterator[str]:
+    """A server that says this to whatever comes and closes; or, with None, takes everything and says nothing."""
+
+    serving: set[asyncio.Task[Any] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        with contextlib.suppress(OSError):
+            if answer is None:
+                while await reader.read(1_000):
+                    pass
+            elif await reader.read(1_000):
+                writer.write(answer)
+                await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        serving.discard(asyncio.current_task())
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield "{}:{}".format(*server.sockets[0].getsockname())
+        await until(lambda: not serving)  # whoever came has hung up
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"AMQP\x00\x00\x09\x01",
+        b"",
+        None,
+        b"\x7f\xff\xff\xff" + bytes(1_000),
+        b"\x00\x00\x00\x04\x00\x00\x00\x01",
+    ],
+    ids=["http", "ssh", "amqp", "silence and an end", "silence", "a huge size", "a short answer"],
+)
+async def test_something_that_is_no_kafka(answer: bytes | None) -> None:
+    async with impostor(answer) as hostport:
+        await refused(hostport, BusUnavailable, BusRefused)
+
+
+# TLS
+
+
+async def test_tls_with_a_trusted_certificate_works(secure: Kafka, url: str) -> None:
+    config = globalconfig(security_protocol="ssl", ssl_ca_location=secure.certificate)
+    async with (
+        esp.init("kafka", hostport=secure.settings["ssl"], globalconfig=config) as client,
+        client.publisher(url, SCHEMA) as publisher,
+        client.subscriber(url, side="in", start="earliest") as subscriber,
+    ):
+        await (await inject(publisher, 1, 100))
+        await Reader(subscriber).to(100)
+
+
+async def test_a_certificate_that_nobody_trusts(secure: Kafka) -> None:
+    config = globalconfig(security_protocol="ssl")
+    said = await refused(secure.settings["ssl"], BusUnavailable, BusRefused, globalconfig=config)
+    assert "certificate" in said
+
+
+async def test_a_certificate_of_another_host(secure: Kafka) -> None:
+    port = secure.settings["ssl"].rpartition(":")[2]
+    config = globalconfig(security_protocol="ssl", ssl_ca_location=secure.certificate)
+    said = await refused(
+        f"127.0.0.2:{port}", BusUnavailable, BusRefused, globalconfig=config
+    )  # it listens on 127.0.0.1
+    assert "refused" in said.lower() or "certificate" in said
+
+
+async def test_a_certificate_file_that_is_not_there(secure: Kafka) -> None:
+    config = globalconfig(security_protocol="ssl", ssl_ca_location=secure.directory / "none.pem")
+    with pytest.raises(ConfigError, match="TLS file"):
+        await esp.init("kafka", hostport=secure.settings["ssl"], globalconfig=config)
+
+
+async def test_tls_to_a_port_without(secure: Kafka) -> None:
+    config = globalconfig(security_protocol="ssl", ssl_ca_location=secure.certificate)
+    await refused(secure.bootstrap, BusUnavailable, BusRefused, globalconfig=config)
+
+
+async def test_no_tls_to_a_port_with(secure: Kafka) -> None:
+    await refused(secure.settings["ssl"], BusUnavailable, BusRefused)
+
+
+# SASL and rights
+
+
+@pytest.mark.parametrize("place", ["sasl_plaintext", "sasl_ssl"])
+async def test_scram_with_the_right_password_works(secure: Kafka, url: str, place: str) -> None:
+    more = {"ssl_ca_location": secure.certificate} if place == "sasl_ssl" else {}
+    config = sasl(SCRAM_USER, "SCRAM-SHA-256", place, **more)
+    async with (
+        esp.init("kafka", hostport=secure.settings[place], globalconfig=config) as client,
+        client.publisher(url, SCHEMA) as publisher,
+        client.subscriber(url, side="in", start="earliest", group="g") as subscriber,
+    ):
+        await (await inject(publisher, 1, 10))
+        await Reader(subscriber).to(10, confirm_every=5)
+
+
+@pytest.mark.parametrize(("user", "mechanism"), [(PLAIN_USER, "PLAIN"), (SCRAM_USER, "SCRAM-SHA-256")])
+async def test_a_wrong_password(secure: Kafka, user: tuple[str, str], mechanism: str) -> None:
+    place = secure.settings["sasl_plaintext"]
+    said = await refused(place, BusRefused, globalconfig=sasl((user[0], "hush-hush"), mechanism))
+    assert "auth" in said.lower()
+    assert "hush-hush" not in said
+
+
+async def test_a_mechanism_that_the_broker_does_not_have(secure: Kafka) -> None:
+    said = await refused(secure.settings["sasl_plaintext"], BusRefused, globalconfig=sasl(SCRAM_USER, "SCRAM-SHA-512"))
+    assert "mechanism" in said.lower()
+
+
+async def test_no_password_where_one_is_needed(secure: Kafka) -> None:
+    await refused(secure.settings["sasl_plaintext"], BusUnavailable, BusRefused)
+
+
+async def test_a_password_where_none_is_asked_for(secure: Kafka) -> None:
+    await refused(secure.bootstrap, BusUnavailable, BusRefused, globalconfig=sasl(PLAIN_USER, "PLAIN"))
+
+
+async def test_a_user_without_rights_is_told_which(secure: Kafka, url: str) -> None:
+    config = sasl(PLAIN_USER, "PLAIN")
+    begun = time.monotonic()
+    with pytest.raises(BusRefused, match="Authorization"):
+        async with esp.init(
+            "kafka", hostport=secure.settings["sasl_plaintext"], globalconfig=config, timeout=TIMEOUT
+        ) as client:
+            publisher = await client.publisher(url, SCHEMA)
+            await (await publisher.inject(rows(1)))
+    assert time.monotonic() - begun < TIMEOUT + SLACK

@@ -1,0 +1,303 @@
+"""What a subscriber is told when the log is not what it was: retention, purges, topics made anew, odd batches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import resource
+import secrets
+import struct
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import cramjam
+import pytest
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.codec import lz4_encode
+from aiokafka.record.util import calc_crc32c
+
+import esp_pubsub as esp
+from esp_pubsub.address import kafka_topic
+from esp_pubsub.notices import BadMessage, Failure, Missed, Notice, Reconnected, Skipped
+from esp_pubsub.transports.kafka import unpacking
+from tests.integration.members import SCHEMA, Reader, inject
+from tests.support.kafka import Kafka
+
+
+@pytest.fixture
+def url() -> str:
+    return f"dfESP://host:5555/{secrets.token_hex(4)}/q/w"
+
+
+def topic(url: str) -> str:
+    """Kafka's name of the topic that these tests use."""
+    return kafka_topic(f"{url.removeprefix('dfESP://')}/I")
+
+
+@contextlib.asynccontextmanager
+async def administrator(kafka: Kafka) -> AsyncIterator[AIOKafkaAdminClient]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+async def delete_records(kafka: Kafka, url: str, before: int = -1) -> None:
+    """To the end, unless told otherwise."""
+    async with administrator(kafka) as admin:
+        await admin.delete_records({TopicPartition(topic(url), 0): RecordsToDelete(before)})
+
+
+async def make_anew(kafka: Kafka, url: str) -> None:
+    async with administrator(kafka) as admin:
+        await admin.delete_topics([topic(url)])
+        async with asyncio.timeout(10):
+            while (await admin.create_topics([NewTopic(topic(url), 1, 1)])).topic_errors[0][1] != 0:  # noqa: ASYNC110  # until the old one is gone
+                await asyncio.sleep(0.02)
+
+
+class Told(list[Notice]):
+    """What one client was told."""
+
+    def of(self, *kinds: type) -> list[Any]:
+        return [notice for notice in self if isinstance(notice, kinds)]
+
+
+@contextlib.asynccontextmanager
+async def client(kafka: Kafka, **settings: Any) -> AsyncIterator[tuple[esp.Client, Told]]:
+    told = Told()
+    async with esp.init("kafka", hostport=kafka.bootstrap, on_notice=told.append, **settings) as opened:
+        yield opened, told
+
+
+async def test_a_running_subscriber_whose_unread_blocks_were_deleted_is_told_which(kafka: Kafka, url: str) -> None:
+    async with client(kafka, fetch_size=1) as (ours, told), ours.publisher(url, SCHEMA) as publisher:
+        subscriber = await ours.subscriber(url, side="in", start="earliest")
+        for id in range(1, 21):
+            await (await publisher.inject([(id, "x" * 100_000)]))
+        read = [(await anext(subscriber)).id]
+        await delete_records(kafka, url)
+        await (await publisher.inject([(21, "x")]))
+        async with asyncio.timeout(10):
+            while read[-1] != 21:
+                read.append((await anext(subscriber)).id)
+        [missed], [skipped] = told.of(Missed), told.of(Skipped)
+        assert read == [*range(1, missed.first), 21]  # what was fetched ahead still comes
+        assert missed.first < 10
+        assert (missed.last, skipped.messages) == (20, 21 - missed.first)
+        assert subscriber.stats.missed == skipped.messages
+
+
+async def test_a_stopped_subscriber_whose_unread_blocks_were_deleted_is_told_which(kafka: Kafka, url: str) -> None:
+    async with client(kafka) as (ours, told), ours.publisher(url, SCHEMA) as publisher:
+        await (await inject(publisher, 1, 10))
+        async with ours.subscriber(url, side="in", group="g") as subscriber:
+            await Reader(subscriber).to(4, confirm_every=1)
+        await delete_records(kafka, url)
+        assert told == []
+        async with ours.subscriber(url, side="in", group="g") as subscriber:
+            await (await inject(publisher, 11, 12))
+            await Reader(subscriber, 11).to(12, confirm_every=1)
+        assert [notice for notice in told if not isinstance(notice, Failure | Reconnected)] == [
+            Skipped(6, "retention took messages before they were read"),
+            Missed(publisher.source, 0, 5, 10),
+        ]
+
+
+async def test_segments_that_retention_takes_under_a_stopped_subscriber_are_told(url: str) -> None:
+    config = "log.retention.check.interval.ms=100\nlog.segment.delete.delay.ms=0\nlog.initial.task.delay.ms=100"
+    async with Kafka(config=config) as kafka, client(kafka) as (ours, told):
+        async with ours.publisher(url, SCHEMA) as publisher:
+            await (await inject(publisher, 1, 10))
+            async with ours.subscriber(url, side="in", group="g") as subscriber:
+                await Reader(subscriber).to(4, confirm_every=1)
+            async with administrator(kafka) as admin:
+                place = ConfigResource(ConfigResourceType.TOPIC, topic(url), {"retention.ms": "1"})
+                await admin.alter_configs([place])
+            feed = await ours.bus.feed(f"{url.removeprefix('dfESP://')}/I", "latest", None)
+            async with asyncio.timeout(15):
+                while (await feed.bounds()).first < 10:  # noqa: ASYNC110  # nobody tells
+                    await asyncio.sleep(0.05)
+            await feed.aclose()
+            async with administrator(kafka) as admin:
+                place = ConfigResource(ConfigResourceType.TOPIC, topic(url), {"retention.ms": "600000"})
+                await admin.alter_configs([place])
+            async with ours.subscriber(url, side="in", group="g") as subscriber:
+                await (await inject(publisher, 11, 12))
+                await Reader(subscriber, 11).to(12)
+        assert told.of(Skipped, Missed) == [
+            Skipped(6, "retention took messages before they were read"),
+            Missed(publisher.source, 0, 5, 10),
+        ]
+
+
+async def test_a_purge_is_told_to_a_running_subscriber_and_to_a_stopped_one(kafka: Kafka, url: str) -> None:
+    async with client(kafka) as (ours, told), client(kafka) as (theirs, theirs_told):
+        async with ours.publisher(url, SCHEMA) as publisher:
+            running = Reader(await ours.subscriber(url, side="in", start="earliest"))
+            await (await inject(publisher, 1, 10))
+            await running.to(10)
+            async with theirs.subscriber(url, side="in", group="g") as subscriber:
+                await Reader(subscriber).to(4, confirm_every=1)
+            await ours.catalog().purge(f"{url.removeprefix('dfESP://')}/I")
+        async with ours.publisher(url, SCHEMA) as publisher:
+            await (await inject(publisher, 1, 3))
+            running.following = 1
+            await running.to(3)
+            async with theirs.subscriber(url, side="in", group="g") as subscriber:
+                await Reader(subscriber).to(3)
+    for notices in (told, theirs_told):
+        [skipped] = notices.of(Skipped)
+        assert "purged" in skipped.reason
+
+
+async def test_a_topic_deleted_and_made_anew_is_told_and_publishing_and_reading_go_on(kafka: Kafka, url: str) -> None:
+    async with client(kafka) as (ours, _), client(kafka) as (theirs, theirs_told):
+        publisher = await ours.publisher(url, SCHEMA)
+        alone = Reader(await theirs.subscriber(url, side="in", start="earliest"))
+        grouped = Reader(await theirs.subscriber(url, side="in", group="g"))
+        await (await inject(publisher, 1, 10))
+        await alone.to(10)
+        await grouped.to(10, confirm_every=1)
+        await make_anew(kafka, url)
+        await (await inject(publisher, 11, 30))
+        for reader in (alone, grouped):
+            async with asyncio.timeout(15):
+                block = await anext(reader.subscriber)
+            reader.following = block.id + 1
+            assert 11 <= block.id <= 30
+            await reader.to(30, seconds=15)
+        await publisher.aclose()
+        assert len(theirs_told.of(Skipped, Missed)) >= 2
+
+
+async def test_a_topic_made_anew_is_read_from_its_beginning_where_the_old_position_is_one_of_the_new_log_too(
+    kafka: Kafka, url: str
+) -> None:
+    async with client(kafka) as (ours, told):
+        async with ours.publisher(url, SCHEMA) as publisher:
+            await (await inject(publisher, 1, 1))
+        async with ours.subscriber(url, side="in", start="earliest") as subscriber:
+            assert (await anext(subscriber)).id == 1
+            await make_anew(kafka, url)
+            async with ours.publisher(url, SCHEMA) as publisher:
+                await (await inject(publisher, 1, 30))
+            read: list[int] = []
+            async with asyncio.timeout(15):
+                while read[-30:] != [*range(1, 31)]:
+                    read.append((await anext(subscriber)).id)
+        assert told.of(Skipped)
+
+
+async def test_a_group_that_was_away_while_its_topic_was_made_anew_is_told_what_it_missed(
+    kafka: Kafka, url: str
+) -> None:
+    """The broker forgets the position together with the topic, so that the sequence itself must tell."""
+    async with client(kafka) as (ours, told):
+        async with ours.publisher(url, SCHEMA) as publisher:
+            await (await inject(publisher, 1, 10))
+            async with ours.subscriber(url, side="in", group="g") as subscriber:
+                await Reader(subscriber).to(8, confirm_every=1)
+            await make_anew(kafka, url)
+            await (await inject(publisher, 11, 30))
+        async with ours.subscriber(url, side="in", group="g") as subscriber:
+            await Reader(subscriber, 11).to(30, confirm_every=1)
+        assert told.of(Missed) == [Missed(publisher.source, 0, 1, 10)]
+
+
+# batches that the client would not make
+
+
+def varint(number: int) -> bytes:
+    """As the records of a batch have it."""
+    number = (number << 1) ^ (number >> 63)
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def record(number: int, value: bytes) -> bytes:
+    body = b"\0" + varint(0) + varint(number) + varint(-1) + varint(len(value)) + value + varint(0)
+    return varint(len(body)) + body
+
+
+def batch(codec: int, packed: bytes, count: int) -> bytes:
+    """`packed`: the records, compressed as `codec` says."""
+    now = time.time_ns() // 1_000_000
+    sealed = struct.pack(">hiqqqhii", codec, count - 1, now, now, -1, -1, -1, count) + packed
+    return struct.pack(">qiibI", 0, len(sealed) + 9, -1, 2, calc_crc32c(sealed)) + sealed
+
+
+PACKERS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
+    "gzip": (1, gzip.compress),
+    "snappy": (2, lambda data: bytes(cramjam.snappy.compress_raw(data))),
+    "snappy of Java": (2, lambda data: _xerial(data)),
+    "lz4": (3, lz4_encode),
+    "zstd": (4, lambda data: bytes(cramjam.zstd.compress(data))),
+}
+
+
+def _xerial(data: bytes) -> bytes:
+    """Java's frames: blocks of 32 KB, each with its length."""
+    packed = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
+    for at in range(0, len(data), 32 << 10):
+        block = bytes(cramjam.snappy.compress_raw(data[at : at + (32 << 10)]))
+        packed += struct.pack(">i", len(block)) + block
+    return packed
+
+
+async def send_raw(kafka: Kafka, url: str, raw: bytes) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, acks="all") as producer:
+        builder = producer.create_batch()
+        builder.append(key=None, value=b"", timestamp=None)
+        builder.close()
+        builder._buffer = bytearray(raw)
+        await (await producer.send_batch(builder, topic(url), partition=0))
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+async def test_a_batch_that_unpacks_to_too_much_is_told_and_passed(
+    kafka: Kafka, url: str, packer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacking, "LIMIT", 1 << 20)
+    codec, pack = PACKERS[packer]
+    packed = pack(record(0, bytes(2 << 20)))
+    async with client(kafka) as (ours, told), ours.publisher(url, SCHEMA) as publisher:
+        await (await inject(publisher, 1, 5))
+        await send_raw(kafka, url, batch(codec, packed, 1))
+        await (await inject(publisher, 6, 10))
+        async with ours.subscriber(url, side="in", start="earliest") as subscriber:
+            await Reader(subscriber).to(10)
+        assert [notice.position for notice in told.of(BadMessage)] == [5]
+
+
+async def test_a_bomb_takes_no_more_memory_than_its_limit(kafka: Kafka, url: str) -> None:
+    """A batch of 200 KB that would unpack to 200 MB; the limit is 64 MiB, and copies of that much are made."""
+    async with client(kafka) as (ours, told), ours.publisher(url, SCHEMA) as publisher:
+        await (await inject(publisher, 1, 5))
+        await send_raw(kafka, url, batch(1, gzip.compress(record(0, bytes(200 << 20)), 1), 1))
+        await (await inject(publisher, 6, 10))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        async with ours.subscriber(url, side="in", start="earliest") as subscriber:
+            await Reader(subscriber).to(10)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 180 << 10
+        assert [notice.position for notice in told.of(BadMessage)] == [5]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+async def test_blocks_that_a_publisher_compresses_arrive(kafka: Kafka, url: str, codec: str) -> None:
+    async with client(kafka, globalconfig=f"compression.codec={codec}") as (ours, told):
+        async with ours.publisher(url, SCHEMA) as publisher:
+            delivery = await inject(publisher, 1, 1_000)
+            await delivery
+        async with ours.subscriber(url, side="in", start="earliest") as subscriber:
+            await Reader(subscriber).to(1_000)
+        assert told == []
