@@ -1,8 +1,10 @@
-"""Failover under chaos, with real processes: `python -m tests.chaos --bus embedded --runs 100`.
+"""Failover under chaos, with real processes: `python -m tests.chaos --bus kafka --election zookeeper --runs 100`.
 
 Every run starts a group of publishers and two readers, harms them, and hands what all of them wrote down to the history
 checker. A run that fails prints its seed, keeps its place, and makes the exit code 1. `--seed N --runs 1 --only FAULT
---members M` plays the same plan again; what the machine does in between differs.
+--members M` plays the same plan again; what the machine does in between differs. Servers are started as needed.
+
+`--only duels` is long and on its own: six members under load on the processor, whose leader is killed 50 times.
 """
 
 from __future__ import annotations
@@ -12,17 +14,21 @@ import asyncio
 import random
 import sys
 from collections import Counter
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
 from statistics import quantiles
 
-from .buses import BUSES
-from .faults import FAULTS
-from .run import Report, Run
+from tests.support.zookeeper import ZooKeeper
+
+from .buses import Bus, Embedded
+from .faults import ALONE, DUELS_SECONDS
+from .kafka import KafkaBus, KafkaWithWays
+from .run import SECONDS, Report, Run
 
 
-async def play(bus: str, fault: str, seed: int, members: int, seconds: float = 2.5) -> Report:
+async def play(bus: Bus, fault: str, seed: int, members: int, seconds: float = SECONDS) -> Report:
     """One run."""
-    run = Run(bus, fault, seed, members, seconds)
-    return await run.play((FAULTS | BUSES[bus].faults)[fault])
+    return await Run(bus, fault, seed, members, seconds).play((ALONE | bus.faults)[fault])
 
 
 def line(number: int, report: Report) -> str:
@@ -31,7 +37,7 @@ def line(number: int, report: Report) -> str:
     longest = f"{max(gaps) * 1000:6.0f} ms" if gaps else "        -"
     text = (
         f"{number:4} {'ok  ' if report.ok else 'FAIL'} {report.fault:<20} members {report.members} seed {report.seed} "
-        f"takeovers {report.takeovers:2} longest gap {longest} in {report.seconds:4.1f} s"
+        f"takeovers {report.takeovers:2} duels {len(report.duels):2} longest gap {longest} in {report.seconds:4.1f} s"
     )
     if report.ok:
         return text
@@ -40,8 +46,8 @@ def line(number: int, report: Report) -> str:
     )
 
 
-def summary(reports: list[Report]) -> str:
-    """All runs together."""
+def summary(reports: list[Report], options: str) -> str:
+    """All runs together; `options` are those with which a run is to be played again."""
     faults: Counter[str] = Counter()
     gaps: dict[str, list[float]] = {}
     found: Counter[str] = Counter()
@@ -60,39 +66,55 @@ def summary(reports: list[Report]) -> str:
         cuts = quantiles(seen, n=100, method="inclusive") if len(seen) > 1 else seen * 99
         figures = "".join(f"{value * 1000:7.0f}ms" for value in (cuts[49], cuts[98], seen[-1]))
         lines.append(f"{how:<22} {faults[how]:>5} {figures}")
+    duels = [seconds for report in reports for seconds in report.duels]
     failed = [report for report in reports if not report.ok]
     kinds = ("lost", "doubled", "reordered", "stale", "invented", "gap", "unfinished", "stuck")
     lines.append(", ".join(f"{kind} {found[kind]}" for kind in kinds))
+    lines.append(f"duels {len(duels)}, the longest of {max(duels, default=0.0):.2f} s")
     lines.append(f"{len(reports)} runs, {sum(r.takeovers for r in reports)} takeovers, {len(failed)} failed")
-    lines += [f"  again: --seed {r.seed} --runs 1 --only {r.fault} --members {r.members}" for r in failed]
+    lines += [f"  again: {options} --seed {r.seed} --runs 1 --only {r.fault} --members {r.members}" for r in failed]
     return "\n".join(lines)
 
 
 async def play_all(given: argparse.Namespace) -> list[Report]:
     """Runs one after the other; the faults in turn, so that each is seen."""
-    names = [given.only] if given.only else sorted(FAULTS | BUSES[given.bus].faults)
-    reports = []
-    for number in range(given.runs):
-        seed = given.seed + number
-        dice = random.Random(seed)
-        members = given.members or dice.choices((2, 3, 5), (6, 3, 1))[0]
-        report = await play(given.bus, names[number % len(names)], seed, members)
-        reports.append(report)
-        print(line(number + 1, report), flush=True)
-    return reports
+    async with AsyncExitStack() as stack:
+        zookeeper = await stack.enter_async_context(ZooKeeper()) if given.election == "zookeeper" else None
+        bus: Bus = Embedded(zookeeper)
+        if given.bus == "kafka":
+            bus = KafkaBus(zookeeper, await stack.enter_async_context(KafkaWithWays()))
+        if given.only == "duels":
+            return [await told(1, play(bus, "duels", given.seed, 6, DUELS_SECONDS))]
+        names = given.only.split(",") if given.only else sorted(bus.faults)
+        if unknown := set(names) - set(bus.faults):
+            raise SystemExit(f"{', '.join(unknown)}: not known here; there are: {', '.join(sorted(bus.faults))}")
+        reports = []
+        for number in range(given.runs):
+            seed = given.seed + number
+            members = given.members or random.Random(seed).choices((2, 3, 5), (6, 3, 1))[0]
+            reports.append(await told(number + 1, play(bus, names[number % len(names)], seed, members)))
+        return reports
+
+
+async def told(number: int, playing: Awaitable[Report]) -> Report:
+    """A run, with its line as soon as it is over."""
+    report = await playing
+    print(line(number, report), flush=True)
+    return report
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--bus", choices=sorted(BUSES), default="embedded")
+    parser.add_argument("--bus", choices=("embedded", "kafka"), default="embedded")
+    parser.add_argument("--election", choices=("log", "zookeeper"), default="log")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
-    parser.add_argument("--members", type=int, choices=(2, 3, 5))
-    parser.add_argument("--only", choices=sorted(FAULTS))
+    parser.add_argument("--members", type=int, choices=(2, 3, 5, 6))
+    parser.add_argument("--only", help="faults, with commas")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     reports = asyncio.run(play_all(given))
-    print(summary(reports))
+    print(summary(reports, f"--bus {given.bus} --election {given.election}"))
     return 0 if all(report.ok for report in reports) else 1
 
 

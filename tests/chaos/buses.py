@@ -1,51 +1,53 @@
-"""What the harness has to know of a bus: how its clients are opened, and what can happen to this bus alone.
+"""What the harness has to know of a bus: what its clients are told, and what can happen to this bus alone.
 
-Another bus is another small class here: `client` for the processes, `start` and `stop` for what has to run beside them,
-`faults` for what only it can suffer (see faults.py for the shape).
+Another bus is another small class: it serves all runs, `connect` says how a process of a run reaches it, and `faults`
+are those of faults.py and what only it can suffer. The servers are somebody else's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
-import esp_pubsub as esp
+from .faults import FAULTS, ZOOKEEPER_FAULTS, Fault
+from .run import Run
 
+if TYPE_CHECKING:
+    from tests.support.zookeeper import ZooKeeper
 
-class BusUnderTest(Protocol):
-    """A bus for one run, in a place of its own."""
-
-    faults: ClassVar[dict[str, Callable[[Any], Awaitable[None]]]]
-
-    def __init__(self, place: Path) -> None: ...
-
-    def client(self, on_notice: Callable[[Any], None]) -> Any:
-        """What `init` returns; called in each process."""
-
-    async def start(self) -> None:
-        """Start what must run; called in the parent, before anything else."""
-
-    async def stop(self) -> None:
-        """Undo `start`."""
+    from .process import Job
 
 
-class Embedded:
+class Bus:
+    """What all buses share: the election."""
+
+    name: ClassVar[str]
+    progress: ClassVar[float]
+    """Seconds without a block that are too long, in any run."""
+
+    def __init__(self, zookeeper: ZooKeeper | None) -> None:
+        """`zookeeper`: where members elect their leader; on the bus itself if there is none."""
+        self.zookeeper = zookeeper
+        self.faults: dict[str, Fault] = FAULTS | (ZOOKEEPER_FAULTS if zookeeper else {})
+
+    async def connect(self, run: Run, job: Job) -> None:
+        """Tell a process of a run the way."""
+        if self.zookeeper is None:
+            return
+        port = self.zookeeper.nodes[0].port
+        if run.report.fault in ZOOKEEPER_FAULTS and job.role == "member":
+            port = await run.link(job.name, port)
+        job.election = f"zookeeper://127.0.0.1:{port}/{run.label}"
+
+    async def mend(self) -> None:
+        """Undo what a run has done to it."""
+
+
+class Embedded(Bus):
     """A directory, and no server."""
 
-    faults: ClassVar[dict[str, Callable[[Any], Awaitable[None]]]] = {}
+    name = "embedded"
+    progress = 8.0  # it gives up a lock that a frozen process holds after 5 s
 
-    def __init__(self, place: Path) -> None:
-        self.directory = place / "bus"
-
-    def client(self, on_notice: Callable[[Any], None]) -> Any:
-        return esp.init("embedded", dir=self.directory, on_notice=on_notice)
-
-    async def start(self) -> None:
-        return
-
-    async def stop(self) -> None:
-        return
-
-
-BUSES: dict[str, type[BusUnderTest]] = {"embedded": Embedded}
+    async def connect(self, run: Run, job: Job) -> None:
+        await super().connect(run, job)
+        job.options = {"dir": str(run.place / "bus")}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Awaitable, Callable
 
 from .process import now
 from .run import Process, Run
 
 HOUR = 3_600.0
+KILLS = 50
+DUELS_SECONDS = 2.5 * KILLS  # of input; what is left of the kills when it has ended shows less
+LONGEST_DUEL = 2.0  # seconds
 Fault = Callable[[Run], Awaitable[None]]
 
 
@@ -143,7 +148,7 @@ async def new_run(run: Run) -> None:
     for _ in range(2):
         await run.start_member(run=1)
     await frozen
-    if not await run.until(lambda: all(not member.alive for member in old), 15.0):
+    if not await run.until(lambda: all(not member.alive for member in old)):
         run.report.wrong.append("a member of the old run is still there")
 
 
@@ -164,7 +169,7 @@ async def other_input(run: Run) -> None:
     run.harmed("other-input")
     intruder = await run.start_member(seed=run.report.seed + 1)
     run.may_leave[intruder.name] = "InputDiffers"
-    if not await run.until(lambda: not intruder.alive, 10.0):
+    if not await run.until(lambda: not intruder.alive):
         run.report.wrong.append("the member with another input did not leave")
     await _kill(run, await run.active(), "kill")
     await run.start_member()
@@ -228,6 +233,42 @@ async def mixed(run: Run) -> None:
             await run.start_member()
 
 
+async def zookeeper_hole(run: Run) -> None:
+    """The link of the active to ZooKeeper loses all bytes until another one leads, and is healed."""
+    await run.moment(0.1, 0.5)
+    active = await run.active()
+    run.harmed("zookeeper-hole")
+    run.links[active.name].swallow()
+    if not await run.until(lambda: any(leader is not active for leader in run.leaders())):
+        run.report.wrong.append("nobody took over from a leader without ZooKeeper")
+    await run.pause(0.0, 1.0)
+    run.links[active.name].heal()
+
+
+async def duels(run: Run) -> None:
+    """The leader is killed again and again while two other processes want the whole machine; five stand by each time.
+
+    A member that is late may take a slow leader for a dead one. That costs doubles, and must stay rare and short.
+    """
+    busy = f"import os\nwhile os.getppid() == {os.getpid()}: pass"
+    load = [await asyncio.create_subprocess_exec(sys.executable, "-c", busy) for _ in range(2)]
+    try:
+        for _ in range(KILLS):
+            await run.until(lambda: len(run.others()) == run.report.members)
+            await run.pause(0.0, 0.5)
+            active = await run.active()
+            await _kill(run, active, "duels")
+            await run.start_member()
+            await run.until(lambda active=active: any(leader is not active for leader in run.leaders()))
+    finally:
+        for process in load:
+            process.kill()
+            await process.wait()
+    found = run.duels()
+    if len(found) > KILLS // 5 or max(found, default=0.0) > LONGEST_DUEL:
+        run.report.wrong.append(f"{len(found)} duels, the longest of {max(found):.2f} s")
+
+
 FAULTS: dict[str, Fault] = {
     "quiet": quiet,
     "kill": kill,
@@ -248,3 +289,6 @@ FAULTS: dict[str, Fault] = {
     "freeze-reader": freeze_reader,
     "mixed": mixed,
 }
+ZOOKEEPER_FAULTS: dict[str, Fault] = {"zookeeper-hole": zookeeper_hole}
+ALONE: dict[str, Fault] = {"duels": duels}
+"""Those that are played only when they are asked for."""

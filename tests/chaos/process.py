@@ -1,7 +1,7 @@
 """A process of a chaos run, started as `python -m tests.chaos.process <job>`: a member of the group, or a reader.
 
 It writes its history to a file, one unbuffered line each, says on its standard output what the parent has to know, and
-takes orders on its standard input: `hand_over` and `close`. When that ends, so does the process.
+takes orders on its standard input: `begin`, `hand_over` and `close`. When that ends, so does the process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import esp_pubsub as esp
@@ -25,10 +24,7 @@ from esp_pubsub.notices import Failure, Notice
 from esp_pubsub.publisher import source_number
 from esp_pubsub.testing.history import Confirmed, Delivered, Opened, Published, Record, digest, line, told
 
-from .buses import BUSES
-
-URL, SCHEMA, GROUP = "dfESP://chaos:5555/p/q/w", "id*:int64,text:string", "feed"
-SOURCE = source_number(f"chaos:5555/p/q/w/I/{GROUP}")
+SCHEMA, GROUP = "id*:int64,text:string", "feed"
 CONFIRM_EVERY = 20
 
 now = time.monotonic
@@ -41,15 +37,27 @@ class Job:
     role: str
     name: str
     bus: str
-    place: str
+    window: str
+    """Where it publishes or reads: `host:port/project/query/window`."""
     file: str
+    options: dict[str, str] = field(default_factory=dict)
+    """What the bus wants to know."""
+    election: str = "log"
     blocks: int = 0
     seed: int = 0
     run: int = 0
     rate: float = 1_000.0
     begun: float = 0.0
+    """When the input began to come in; 0: with the order `begin`."""
     clock_off_by: float = 0.0
     group: str | None = None
+
+    @property
+    def source(self) -> int:
+        return source_number(f"{self.window}/I/{GROUP}")
+
+    def client(self, on_notice: Callable[[Notice], None]) -> Any:
+        return esp.init(self.bus, on_notice=on_notice, **self.options)
 
     def command(self) -> list[str]:
         return [sys.executable, "-m", "tests.chaos.process", json.dumps(asdict(self))]
@@ -90,7 +98,7 @@ class Member:
     def __init__(self, job: Job, log: Log) -> None:
         self.job = job
         self.log = log
-        self.closing = asyncio.Event()
+        self.beginning, self.closing = asyncio.Event(), asyncio.Event()
         self.failure: Exception | None = None
         self.waiting: asyncio.Queue[tuple[esp.Delivery, str]] = asyncio.Queue()
 
@@ -98,8 +106,9 @@ class Member:
         job = self.job
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.closing.set)
-        async with BUSES[job.bus](Path(job.place)).client(self.notice) as client:
-            publisher = await client.publisher(URL, SCHEMA, failover=esp.Failover(GROUP, run=job.run))
+        async with job.client(self.notice) as client:
+            failover = esp.Failover(GROUP, run=job.run, election=job.election)
+            publisher = await client.publisher(f"dfESP://{job.window}", SCHEMA, failover=failover)
             say(ready=True, role=publisher.stats.role)
             work = asyncio.create_task(self.work(publisher))
             closing = asyncio.create_task(self.closing.wait())
@@ -133,6 +142,8 @@ class Member:
     async def publish(self, publisher: esp.Publisher) -> None:
         """The whole input, from the start: at its pace, or as fast as it goes where it is late."""
         job = self.job
+        if not job.begun:
+            await self.beginning.wait()
         for id in range(1, job.blocks + 1):
             early = job.begun + id / job.rate - now()
             if early > 0:
@@ -144,7 +155,7 @@ class Member:
         say(injected=True)
 
     def note(self, id: int, content: str, outcome: Any) -> None:
-        self.log.write(Published(self.job.name, SOURCE, self.job.run, id, content, outcome, now()))
+        self.log.write(Published(self.job.name, self.job.source, self.job.run, id, content, outcome, now()))
 
     async def note_outcomes(self) -> None:
         while True:
@@ -169,6 +180,9 @@ class Member:
             if order == "hand_over":
                 await publisher.hand_over()
                 say(handed_over=True)
+            elif order.startswith("begin "):
+                self.job.begun = float(order.removeprefix("begin "))
+                self.beginning.set()
             elif order == "close":
                 self.closing.set()
         os._exit(0)
@@ -184,8 +198,10 @@ class Reader:
     async def run(self) -> None:
         job = self.job
         async with (
-            BUSES[job.bus](Path(job.place)).client(self.notice) as client,
-            client.subscriber(URL, SCHEMA, side="in", start="earliest", group=job.group) as subscriber,
+            job.client(self.notice) as client,
+            client.subscriber(
+                f"dfESP://{job.window}", SCHEMA, side="in", start="earliest", group=job.group
+            ) as subscriber,
         ):
             self.log.write(Opened(job.name, now()))
             say(ready=True)

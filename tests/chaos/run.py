@@ -7,25 +7,29 @@ import contextlib
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from esp_pubsub.testing.history import Delivered, Ended, Present, Published, Record, Verdict, check, read
+from tests.support.proxy import Proxy
 
-from .buses import BUSES
-from .process import SOURCE, Job
+from .process import Job
+
+if TYPE_CHECKING:
+    from .buses import Bus
 
 ROOT = Path(__file__).parents[2]
-RATES = {2: 1_500, 3: 1_200, 5: 700}
+RATES = {2: 1_500, 3: 1_200, 5: 700, 6: 40}  # six are there for long
 SECONDS = 2.5  # of input
-PROGRESS = 8.0  # the embedded bus gives up a lock that a frozen process holds after 5 s
-PATIENCE = 30.0
+PATIENCE = 30.0  # seconds that a wait may take at most: what is evidence stands in the verdict, which has its own bound
 AFTER = 2.5  # seconds after a fault in which a gap counts as its own
 
 now = time.monotonic
@@ -71,6 +75,18 @@ class Process:
             self.ready = True
             self.there()
         self.news.set()
+
+    def led(self) -> Iterator[tuple[float, float]]:
+        """The times in which it was active, as it says; one that is gone was so until then."""
+        since = None
+        for said in self.said:
+            if said.get("event") == "won":
+                since = said["at"]
+            elif since is not None and said.get("role", "active") != "active":
+                yield since, said["at"]
+                since = None
+        if since is not None and self.spans:
+            yield since, max(since, self.spans[-1][1])
 
     def there(self) -> None:
         if not self.spans or self.spans[-1][1] != float("inf"):
@@ -126,6 +142,8 @@ class Report:
     gaps: dict[str, list[float]] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
     takeovers: int = 0
+    duels: list[float] = field(default_factory=list)
+    """For each term that began while another member was active too: for how long both were."""
     seconds: float = 0.0
     kept: str = ""
 
@@ -137,10 +155,15 @@ class Report:
 class Run:
     """What faults work with: `dice`, the members, the readers, and ways to start and to harm them."""
 
-    def __init__(self, bus: str, fault: str, seed: int, members: int, seconds: float = SECONDS) -> None:
+    def __init__(self, bus: Bus, fault: str, seed: int, members: int, seconds: float = SECONDS) -> None:
         self.dice = random.Random(seed)
         self.place = Path(tempfile.mkdtemp(prefix="esp-chaos-"))
-        self.bus = BUSES[bus](self.place)
+        self.label = f"chaos-{secrets.token_hex(4)}"  # a cluster of its own, by name: topics, control, election
+        self.window = f"{self.label}:5555/p/q/w"
+        self.bus = bus
+        self.stack = AsyncExitStack()
+        """What is entered for this run."""
+        self.links: dict[str, Proxy] = {}
         self.report = Report(fault, seed, members)
         self.rate = RATES.get(members, 700)
         self.seconds = seconds
@@ -149,7 +172,7 @@ class Run:
         self.end_run = 0
         self.processes: list[Process] = []
         self.may_leave: dict[str, str] = {}
-        self._job = Job("", "", bus, str(self.place), "", self.blocks, seed, rate=self.rate)
+        self._job = Job("", "", bus.name, self.window, "", blocks=self.blocks, seed=seed, rate=self.rate)
         self._harmed: list[tuple[str, float]] = []
         self._numbers = 0
         self._tasks: asyncio.TaskGroup
@@ -167,6 +190,7 @@ class Run:
     async def start(self, job: Job) -> Process:
         self._numbers += 1
         job.file = str(self.place / f"{self._numbers:03}-{job.name}.jsonl")
+        await self.bus.connect(self, job)
         with open(f"{job.file}.err", "wb") as errors:  # noqa: ASYNC230  # the parent has time
             process = Process(
                 job,
@@ -181,14 +205,19 @@ class Run:
 
     async def start_member(self, **more: Any) -> Process:
         """Another member; it reads the input from the start, at the pace at which it comes in."""
-        begun = self.begun if self.begun != float("inf") else now() + 1.0
+        begun = self.begun if self.begun != float("inf") else 0.0
         values = {"name": f"m{self._numbers + 1}", "begun": begun, "role": "member"} | more
         return await self.start(replace(self._job, **values))
 
     async def start_reader(self, name: str, group: str | None = None) -> Process:
         return await self.start(replace(self._job, role="reader", name=name, group=group))
 
-    async def until(self, condition: Callable[[], bool], seconds: float = 15.0) -> bool:
+    async def link(self, name: str, port: int, *, listen: int = 0) -> int:
+        """A proxy for one process, which `links` has by its name; returns where it listens."""
+        self.links[name] = await self.stack.enter_async_context(Proxy("127.0.0.1", port, listen=listen))
+        return self.links[name].port
+
+    async def until(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> bool:
         """Wait for something that processes say; False if it does not come."""
         deadline = now() + seconds
         while not condition():
@@ -208,7 +237,7 @@ class Run:
     async def active(self) -> Process:
         """Who leads. Waits for somebody to."""
         if not await self.until(lambda: bool(self.leaders())):
-            self.report.wrong.append("nobody led for 15 s")
+            self.report.wrong.append(f"nobody led for {PATIENCE:g} s")
             raise TimeoutError
         return self.leaders()[-1]
 
@@ -232,8 +261,7 @@ class Run:
     async def play(self, fault: Callable[[Run], Awaitable[None]]) -> Report:
         begun = now()
         try:
-            await self.bus.start()
-            async with asyncio.TaskGroup() as self._tasks:
+            async with self.stack, asyncio.TaskGroup() as self._tasks:
                 try:
                     await self._play(fault)
                 finally:
@@ -241,7 +269,7 @@ class Run:
         except* TimeoutError:
             pass
         finally:
-            await self.bus.stop()
+            await self.bus.mend()
         self.judge()
         self.report.seconds = now() - begun
         if self.report.ok:
@@ -253,14 +281,17 @@ class Run:
     async def _play(self, fault: Callable[[Run], Awaitable[None]]) -> None:
         await self.start_reader("all")
         await self.start_reader("group", "g")
-        self.begun = now() + 0.6 + 0.25 * self.report.members
         for _ in range(self.report.members):
             await self.start_member()
         if not await self.until(lambda: all(process.ready for process in self.processes)):
             self.report.wrong.append("a process did not get ready")
             return
+        await self.active()
+        self.begun = now() + 0.1
+        for member in self.members:
+            member.order(f"begin {self.begun!r}")
         await fault(self)
-        await self.until(self.finished, PATIENCE)
+        await self.until(self.finished, max(0.0, self.begun + self.seconds - now()) + PATIENCE)
         for process in self.processes:
             process.thaw()
             process.order("close")
@@ -280,14 +311,28 @@ class Run:
 
     def judge(self) -> None:
         records = self.records()
-        ends = {(SOURCE, self.end_run): self.blocks}
-        self.report.verdict = check(records, progress=PROGRESS, ends=ends)
+        ends = {(self._job.source, self.end_run): self.blocks}
+        self.report.verdict = check(records, progress=self.bus.progress, ends=ends)
         if self.report.verdict.missed:
             self.report.wrong.append(f"{self.report.verdict.missed} blocks were told as missed")
         for process in self.processes:
             self._judge_exit(process)
         self.report.takeovers = sum(said.get("event") == "won" for m in self.members for said in m.said) - 1
         self._measure(records)
+        self.report.duels = self.duels()
+
+    def duels(self) -> list[float]:
+        """For each term that began while another member of the same run was active: for how long both were."""
+        terms = [(since, until, member) for member in self.members for since, until in member.led()]
+        found = []
+        for since, until, member in terms:
+            shared = [
+                min(until, end) - since
+                for begun, end, other in terms
+                if other is not member and other.job.run == member.job.run and begun <= since < end
+            ]
+            found += [max(shared)] if shared else []
+        return found
 
     def _judge_exit(self, process: Process) -> None:
         code = process.process.returncode
@@ -323,7 +368,7 @@ class Run:
         times: dict[str, list[float]] = {}
         for record in records:
             if isinstance(record, Delivered) and record.subscriber.startswith("all"):
-                times.setdefault(record.subscriber, []).append(record.at)
+                times.setdefault(record.subscriber, [self.begun]).append(record.at)
         for how, at in self._harmed:
             gaps = [
                 after - before

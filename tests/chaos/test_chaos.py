@@ -8,6 +8,16 @@ import random
 import pytest
 
 from tests.chaos.__main__ import line, play
+from tests.chaos.buses import Bus, Embedded
+from tests.chaos.kafka import KafkaBus
+from tests.support.kafka import Kafka
+
+
+def play_and_judge(bus: Bus, fault: str, members: int) -> None:
+    report = asyncio.run(play(bus, fault, random.randrange(1 << 30), members, seconds=1.5))
+    text = line(1, report)
+    print(text)
+    assert report.ok, text
 
 
 @pytest.mark.parametrize(
@@ -21,9 +31,11 @@ from tests.chaos.__main__ import line, play
         ("kill-reader", 2),
     ],
 )
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_whatever_the_fault_the_history_of_the_run_holds(fault: str, members: int) -> None:
-    report = asyncio.run(play("embedded", fault, random.randrange(1 << 30), members, seconds=1.5))
-    text = line(1, report)
-    print(text)
-    assert report.ok, text
+    play_and_judge(Embedded(None), fault, members)
+
+
+@pytest.mark.parametrize("fault", ["kill", "broker-freeze"])
+def test_on_kafka_too_the_history_of_the_run_holds(fault: str, kafka: Kafka) -> None:
+    play_and_judge(KafkaBus(None, kafka), fault, 2)
