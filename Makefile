@@ -5,7 +5,7 @@ PY := .venv/bin/python
 .PHONY: demo test check bench fuzz simulate
 
 demo: .venv/ready
-	$(PY) -m esp_pubsub.cli.demo
+	$(PY) -m $(if $(BUS),tests.support.demo $(BUS),esp_pubsub.cli.demo)
 
 test: .venv/ready
 	$(PY) -m pytest

@@ -1,0 +1,50 @@
+"""The demo itself: what it prints and how it ends, with nothing given and on a broker that has seen it before."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.kafka import Kafka
+
+ROOT = Path(__file__).parents[2]
+DEMO = [sys.executable, "-m", "esp_pubsub.cli.demo"]
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def outcome(*arguments: str) -> dict[str, str]:
+    """What it says at its end, by name; it ended well."""
+    ended = subprocess.run([*DEMO, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr + ended.stdout
+    assert ended.stdout.count("killed publisher") == 2
+    return dict(line.strip().split(": ") for line in ended.stdout.splitlines() if ": " in line)
+
+
+def assert_whole(said: dict[str, str], bus: str, blocks: int) -> None:
+    assert said["bus"] == bus
+    assert said["sent"] == f"{blocks} blocks, {blocks * 100} events"
+    assert (said["acked"], said["received"]) == (str(blocks), str(blocks))
+    assert (said["gaps"], said["duplicates"], said["files"]) == ("0", "0", "identical")
+
+
+def test_the_demo_needs_nothing() -> None:
+    assert_whole(outcome("--events", "50000"), "embedded", 500)
+
+
+def test_publishers_can_be_killed_when_everything_is_published() -> None:
+    assert_whole(outcome("--events", "500"), "embedded", 5)
+
+
+def test_the_demo_runs_twice_on_one_broker(kafka: "Kafka") -> None:
+    for _ in range(2):
+        assert_whole(outcome("--events", "50000", "--bus", "kafka", f"hostport={kafka.bootstrap}"), "kafka", 500)
+
+
+def test_a_setting_without_a_value_is_refused() -> None:
+    refused = subprocess.run([*DEMO, "--bus", "kafka", "here:9092"], cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "key=value" in refused.stderr

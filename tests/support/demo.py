@@ -1,0 +1,31 @@
+"""The failover demo on a broker that is there for it alone: `make demo BUS=kafka`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+
+from .brokers import BROKERS
+from .server import Broker
+
+SETTINGS: dict[str, Callable[[Broker], list[str]]] = {
+    "kafka": lambda broker: [f"hostport={broker.settings['bootstrap_servers']}"],
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.support.demo", description=__doc__)
+    parser.add_argument("bus", choices=SETTINGS)
+    bus = parser.parse_args().bus
+    sys.stderr.write(f"starting {bus}\n")
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what it meets before the broker is up is no news
+    with BROKERS[bus]() as broker:
+        command = [sys.executable, "-m", "esp_pubsub.cli.demo", "--bus", bus]
+        return subprocess.run([*command, *SETTINGS[bus](broker)], check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
