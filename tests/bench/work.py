@@ -5,9 +5,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import esp_pubsub as esp
@@ -50,3 +55,64 @@ async def publish_flat_out(directory: str, count: int, blocks: Blocks) -> None:
             await publisher.inject(blocks[number % len(blocks)])
         await publisher.flush(LIMIT)
         say(began=began, ended=now(), acked=publisher.stats.acked)
+
+
+async def compete(publisher: esp.Publisher, begun: float, rate: int) -> None:
+    """A member of a failover group, at the pace of a clock that all members share, until SIGTERM. SIGUSR1 hands over.
+
+    Tells of role changes and, as a standby, of having caught up.
+    """
+    wanted, ended = asyncio.Event(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, wanted.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    say(ready=os.getpid())
+
+    async def tell() -> None:
+        async for change in publisher.roles():
+            say(role=change.role, at=time.monotonic())
+
+    async def hand_over() -> None:
+        while True:
+            await wanted.wait()
+            wanted.clear()
+            await publisher.hand_over()
+
+    async def publish() -> None:
+        number, told = 0, False
+        while True:
+            due = int((time.monotonic() - begun) * rate)
+            while number < due:
+                number += 1
+                await publisher.inject([(number, "x" * 60)])
+            stands_by = publisher.stats.role != "active" and publisher.stats.on_bus >= number - rate // 4
+            if stands_by and not told:
+                say(stands_by=number)
+            told = stands_by
+            await asyncio.sleep(1 / rate)
+
+    async with asyncio.TaskGroup() as tasks:
+        work = [tasks.create_task(each) for each in (tell(), hand_over(), publish())]
+        await ended.wait()
+        for task in work:
+            task.cancel()
+
+
+async def note_times(subscriber: esp.Subscriber, file: Path) -> None:
+    """Note when each block came; on SIGUSR1 write it all out and end."""
+    times: list[float] = []
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, ended.set)
+    say(ready=os.getpid())
+
+    async def read() -> None:
+        async for block in subscriber:
+            if block.id != len(times) + 1:
+                raise RuntimeError(f"block {block.id} after {len(times)}")
+            times.append(time.monotonic())
+
+    async with asyncio.TaskGroup() as tasks:
+        reading = tasks.create_task(read())
+        await ended.wait()
+        reading.cancel()
+    file.write_text(json.dumps(times))
+    say(written=len(times))
