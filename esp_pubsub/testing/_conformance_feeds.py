@@ -286,7 +286,7 @@ async def retention_passes_a_reader(t: Trial) -> None:
     await t.expect(untouched, numbered(5))
     last = (await t.expect(feed, numbered(2), max_messages=2))[-1]
     first = await _trimmed(t, topic, feed)
-    await _check_passed(t, feed, last.position + 1, first, [*numbered(10)[2:], *(b"filler %d" % n for n in range(30))])
+    await _check_passed(t, feed, last.position + 1, first, [*numbered(5)[2:], *(b"filler %d" % n for n in range(30))])
 
 
 @check("replay", "trim")
