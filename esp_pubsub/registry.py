@@ -18,7 +18,7 @@ from .bus import Bus, Election
 from .errors import ConfigError, NotInstalled
 
 GROUP, ELECTIONS = "esp_pubsub.transports", "esp_pubsub.elections"
-_BUSES = {name: f"esp_pubsub.transports.{name}" for name in ("embedded", "kafka")}
+_BUSES = {name: f"esp_pubsub.transports.{name}" for name in ("embedded", "kafka", "rabbitmq")}
 _ELECTIONS = {"zookeeper": "esp_pubsub.transports.zookeeper"}
 
 

@@ -1,0 +1,74 @@
+"""The conformance suite over a real RabbitMQ broker, in each mode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aio_pika
+import pytest
+
+from esp_pubsub.bus import Bus
+from esp_pubsub.registry import driver
+from esp_pubsub.testing import conformance
+from tests.support.rabbitmq import RabbitMQ
+
+EXCHANGE = "conformance"
+MODES: dict[str, dict[str, Any]] = {
+    "direct": {},
+    "persistent": {"buspersistence": True},
+    "quorum": {"buspersistence": True, "quorum": True},
+}
+# All that is another code path in a mode: values and requests are the same in each, quorum queues are for groups only.
+PARTS = {"direct": "", "persistent": "_conformance_pipes _conformance_feeds _conformance_groups"}
+PARTS["quorum"] = "_conformance_groups"
+CASES = [
+    (mode, name)
+    for mode in MODES
+    for name, check in conformance.CHECKS.items()
+    if not PARTS[mode] or check.body.__module__.rpartition(".")[2] in PARTS[mode]
+]
+
+
+async def open_rabbitmq(rabbitmq: RabbitMQ, **settings: Any) -> Bus:
+    found = driver("rabbitmq")
+    node = rabbitmq.nodes[0]
+    return await found.open_bus(found.Options(host="127.0.0.1", port=node.port, exchange=EXCHANGE, **settings))
+
+
+def context(rabbitmq: RabbitMQ, settings: dict[str, Any]) -> conformance.Context:
+    @asynccontextmanager
+    async def fail_in_the_middle(bus: Bus, topic: str) -> AsyncIterator[bytes]:
+        """One of the queues takes no large message; so the broker refuses that one, and takes what follows."""
+        connection = await aio_pika.connect(rabbitmq.url)
+        async with connection:
+            channel = await connection.channel()
+            queue = await channel.declare_queue(
+                exclusive=True, arguments={"x-max-length-bytes": 10_000, "x-overflow": "reject-publish"}
+            )
+            await queue.bind(EXCHANGE, topic)
+            yield bytes(20_000)
+
+    async def cut(bus: Any) -> None:
+        """What this connection has open is aborted, and where it connects to, nobody is there."""
+        bus.link.addresses = [("127.0.0.1", 1)]
+        for _, transport in bus.link._connections.values():
+            transport.abort()
+
+    return conformance.Context(
+        open_bus=lambda: open_rabbitmq(rabbitmq, timeout=2.0, **settings),
+        fail_in_the_middle=fail_in_the_middle,
+        cut=cut,
+        patience=10.0,
+        quiet=0.1,
+    )
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(("mode", "name"), CASES)
+async def test_rabbitmq(mode: str, name: str, rabbitmq: RabbitMQ) -> None:
+    try:
+        await conformance.CHECKS[name](context(rabbitmq, MODES[mode]))
+    except conformance.NotClaimed as why:
+        pytest.skip(str(why))

@@ -1,0 +1,188 @@
+"""RabbitMQ as a bus: topics are routing keys of one topic exchange, and every reader has a queue.
+
+`direct`: a reader gets what is published while it reads. `persistent`: groups have durable queues, which are read by
+one member at a time. Confirmed means: in every queue that is bound. A broker confirms each message alone, so what is
+missing of a pipe may stand in the middle (not `suffix_only`).
+
+After a lost link nothing is recovered by itself: each pipe and feed that is opened declares what it needs again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from esp_pubsub.bus import Capabilities, Start
+from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
+
+from . import requests, values
+from .channel import Channel, Delivery
+from .feed import RabbitFeed
+from .group import GroupFeed
+from .link import Link, security
+from .options import RabbitOptions
+from .pipe import RabbitPipe
+
+_LONGEST_KEY = 255
+
+
+async def open_bus(options: RabbitOptions) -> RabbitBus:
+    """Connect to the broker and find or make the exchange. ConfigError, BusUnavailable or BusRefused say why not."""
+    try:
+        context = await asyncio.to_thread(security, options)
+    except OSError as e:
+        raise ConfigError(f"a TLS file cannot be used: {e}") from e
+    if options.kind == "stream":
+        raise ConfigError("mode stream is not there yet: set mode to direct or persistent", key="mode")
+    bus = RabbitBus(Link(options, context))
+    try:
+        await bus.find_exchange()
+    except BaseException:
+        await bus.aclose()
+        raise
+    return bus
+
+
+class RabbitBus:
+    """A `Bus` and `Requests` over one virtual host."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.capabilities = Capabilities(
+            suffix_only=False, replay=False, retained=True, groups=link.options.kind == "persistent",
+            incarnation=False, requests=True, catalog=False, max_message_bytes=link.options.maxmessage,
+        )  # fmt: skip
+        self._theirs = False  # somebody else made the exchange, in another way that will do
+        self._asker = requests.Asker(link)
+        self._properties: dict[str, Any] = {"delivery_mode": 2 if self.capabilities.groups else 1}
+        if link.options.contenttype:
+            self._properties["content_type"] = link.options.contenttype
+        if link.options.header_table:
+            self._properties["headers"] = link.options.header_table
+        self._open: set[RabbitPipe | RabbitFeed] = set()
+        self._unroutable = 0
+        self.missed: dict[tuple[str, str | None], str] = {}
+        """Where a feed ended, and with it its queue: who comes in its place is told."""
+        self._given: dict[str, tuple[bytes, int]] = {}
+        self._closed = False
+        self._closing: asyncio.Task[None] | None = None
+
+    # the exchange
+
+    async def find_exchange(self) -> None:
+        """See to it that there is one that will do."""
+        channel = await self.link.channel("reading", "finding the exchange")
+        try:
+            await self.declare_exchange(channel)
+        except BusRefused as error:
+            options, text = self.link.options, str(error)
+            wrong_type = "'type'" in text
+            if "inequivalent" not in text or wrong_type or (options.kind == "persistent" and "'durable'" in text):
+                way = "is no topic exchange" if wrong_type else "cannot be used"
+                raise BusRefused(
+                    f"the exchange {options.exchange!r} {way} ({text}): name another one, or delete it"
+                ) from None
+            self._theirs = True
+        finally:
+            self.link.drop(channel)
+
+    async def declare_exchange(self, channel: Channel) -> None:
+        """Make it, or see that it is there."""
+        name, what = self.link.options.exchange, f"the exchange {self.link.options.exchange!r}"
+        if not self._theirs:
+            await self.link.ask(what, channel.exchange_declare(name, exchange_type="topic", durable=True))
+            return
+        try:
+            await self.link.ask(what, channel.exchange_declare(name, passive=True))
+        except BusUnavailable:
+            self._theirs = False  # it may be gone; the next one makes it
+            raise
+
+    # what the seam asks for
+
+    def _check(self, topic: str) -> None:
+        if self._closed:
+            raise BusUnavailable("this bus was closed")
+        if len(topic.encode()) > _LONGEST_KEY:
+            raise BusRefused(f"a routing key has at most {_LONGEST_KEY} bytes, {topic} has more: use shorter names")
+
+    async def pipe(self, topic: str) -> RabbitPipe:
+        """See `Bus.pipe`."""
+        self._check(topic)
+        channel = await self.link.channel("writing", f"writing to {topic}", confirms=True)
+        try:
+            await self.declare_exchange(channel)
+        except BaseException:
+            self.link.drop(channel)
+            raise
+        pipe = RabbitPipe(self.link, channel, self.link.options.exchange, topic, self._properties)
+        self._keep(pipe)
+        return pipe
+
+    async def feed(self, topic: str, start: Start, group: str | None) -> RabbitFeed:
+        """See `Bus.feed`. Queues keep nothing that was done, so a start is where a queue begins: now."""
+        self._check(topic)
+        if not isinstance(start, str):
+            raise BusRefused(f"{topic}: a queue keeps nothing to begin with {start}: start is latest")
+        if group is not None and not self.capabilities.groups:
+            raise BusRefused("groups have durable queues: set buspersistence = true")
+        missed = self.missed.pop((topic, group), None)
+        feed = RabbitFeed(self, topic, missed) if group is None else GroupFeed(self, topic, group, missed)
+        await feed.open()
+        self._keep(feed)
+        return feed
+
+    def _keep(self, opened: RabbitPipe | RabbitFeed) -> None:
+        """To be closed with the bus, also if nobody holds it any more."""
+        gone = {each for each in self._open if each.closed}
+        self._unroutable += sum(each.unroutable for each in gone if isinstance(each, RabbitPipe))
+        self._open = (self._open - gone) | {opened}
+
+    @property
+    def unroutable(self) -> int:
+        """How many messages were published for which there was no queue, so nobody."""
+        return self._unroutable + sum(each.unroutable for each in self._open if isinstance(each, RabbitPipe))
+
+    def times_given(self, queue: str, first: Delivery) -> tuple[int, int]:
+        """How often a queue's first message was handed to readers of this bus in a row, and to anybody's, as far as is
+        known: a quorum queue counts.
+        """
+        mark = hashlib.blake2b(first.data, digest_size=16).digest()
+        before, times = self._given.get(queue, (b"", 0))
+        times = times + 1 if first.redelivered and mark == before else 1
+        self._given[queue] = mark, times
+        counted = (first.properties.headers or {}).get("x-delivery-count")
+        return times, counted + 1 if isinstance(counted, int) else times
+
+    async def retain(self, topic: str, key: str, value: bytes | None) -> None:
+        """See `Bus.retain`."""
+        self._check("")
+        await values.put(self.link, topic, key, value)
+
+    async def retained(self, topic: str, key: str) -> bytes | None:
+        """See `Bus.retained`."""
+        self._check("")
+        return await values.get(self.link, topic, key)
+
+    async def request(self, topic: str, data: bytes, timeout: float) -> bytes:
+        """See `Requests.request`."""
+        self._check(topic)
+        return await self._asker.request(topic, data, timeout)
+
+    async def serve(self, topic: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """See `Requests.serve`."""
+        self._check(topic)
+        await requests.serve(self.link, topic, answer)
+
+    async def aclose(self) -> None:
+        """See `Bus.aclose`."""
+        self._closed = True
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(opened.aclose() for opened in self._open))
+        await self.link.aclose()

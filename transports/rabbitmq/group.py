@@ -1,0 +1,224 @@
+"""Groups: a durable queue for each, with a single active consumer, named as SAS names a subscriber's: prefix and topic.
+
+The broker hands messages to one reader at a time, and what that one did not acknowledge comes first to the next, in its
+old order. What is stored with the position is a retained value, written before the acknowledgement, on the channel that
+reads: a broker that has given the group to somebody else has closed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from esp_pubsub.bus import Break, Message
+from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
+
+from .channel import LONGEST_NAME, Delivery, quoted
+from .feed import RabbitFeed
+from .pipe import RabbitPipe
+from .values import declare, queue_of
+
+if TYPE_CHECKING:
+    from .bus import RabbitBus
+
+_log = logging.getLogger("esp_pubsub.rabbitmq")
+PERSISTENT = {"delivery_mode": 2}
+POISONED = 100
+
+
+class GroupFeed(RabbitFeed):
+    """A `Feed` with a group."""
+
+    _purpose = "groups"
+    _confirms = True
+    _missed = None  # the queue keeps it
+
+    def __init__(self, bus: RabbitBus, topic: str, group: str, missed: str | None) -> None:
+        super().__init__(bus, topic, missed)
+        self._group = group
+        self._queue = quoted(f"{group}@{topic}")
+        if len(self._queue) > LONGEST_NAME:
+            raise BusRefused(
+                f"a queue's name has at most {LONGEST_NAME} characters, {self._queue} has more: use shorter names"
+            )
+        self._state_key = f"state of {group}"
+        self._unacked: dict[int, None] = {}  # tags that were handed out, in order
+        self._consuming: asyncio.Task[None] | None = None
+        self._active = False  # the state was read: what came in front of it is ours
+        self._states: RabbitPipe | None = None
+        self._stored = 0
+        self._line = asyncio.Lock()
+        self._due: tuple[int | None, bytes] | None = None  # confirmed, and not stored yet
+        self._storing_late: asyncio.Task[None] | None = None
+        self._told = False
+
+    @property
+    def place(self) -> tuple[str, str | None]:
+        """See `RabbitFeed.place`."""
+        return self._topic, self._group
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"x-single-active-consumer": True}
+        if self._link.options.quorum:
+            found["x-queue-type"] = "quorum"
+            if self._link.version(self._purpose) >= (4, 0):
+                found["x-delivery-limit"] = -1  # it has one of its own, and then drops the message
+        return found
+
+    async def open(self) -> None:
+        """See `RabbitFeed.open`."""
+        try:
+            await super().open()
+        except BusRefused as error:
+            if "inequivalent" not in str(error):
+                raise
+            raise BusRefused(
+                f"the queue {self._queue} was made with other arguments ({error}): set quorum as it was, name another "
+                "group, or delete the queue"
+            ) from None
+
+    async def _place(self) -> None:
+        await self._channel.queue_declare(self._queue, durable=True, arguments=self._arguments)
+        await self._bind(self._queue)
+
+    async def _begin(self) -> None:
+        """Stand in line for the queue. Not before the first read: who does not read must not keep others from it."""
+        if self._consuming is None:
+            self._consuming = asyncio.create_task(self._link.ask(f"reading {self._queue}", self._consume(self._queue)))
+            self._consuming.add_done_callback(self._begun)
+        if not self._consuming.done():
+            await asyncio.wait([self._consuming])
+
+    def _begun(self, consuming: asyncio.Task[None]) -> None:
+        if consuming.cancelled():
+            return
+        error = consuming.exception()
+        if isinstance(error, BusError):
+            self._end(error)
+
+    async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        """See `Feed.read`."""
+        self._check()
+        await self._begin()
+        while not self._ahead:
+            self._check()
+            self._complain()
+            self._arrived.clear()
+            await self._arrived.wait()
+        self._check()
+        if not self._active:
+            self.state = await self._bus.retained(self._topic, self._state_key)
+            self._check()
+            self._see_whether_poisoned(self._ahead[0])
+            self._active = True
+        if self._break is not None:
+            told, self._break = self._break, None
+            return [told]
+        taken = self._take(max_messages, max_bytes)
+        for message in taken:
+            if isinstance(message, Message):
+                self._unacked[message.position - self._base] = None
+        return taken
+
+    def _complain(self) -> None:
+        if not self._told and len(self._unacked) >= self._link.options.prefetch:
+            self._told = True
+            _log.warning(
+                "%s: %d messages were read and none of them is confirmed, so no more come: confirm more often, "
+                "or raise prefetch", self._queue, len(self._unacked),
+            )  # fmt: skip
+
+    def _see_whether_poisoned(self, first: Delivery) -> None:
+        """A message that is given back for ever ends its readers one after another."""
+        times, in_all = self._bus.times_given(self._queue, first)
+        if in_all % 10 == 0:
+            _log.warning("%s: its first message was read %d times and never confirmed", self._queue, in_all)
+        if times >= POISONED:
+            raise BusRefused(
+                f"{self._queue}: its first message was read {times} times and never confirmed. Begin again when what "
+                "reads it is mended, or purge the queue to go on without it"
+            )
+
+    async def release(self, positions: Sequence[int]) -> None:
+        """See `Feed.release`."""
+        tags = [tag for tag in (position - self._base for position in positions) if tag in self._unacked]
+        if not tags or self._error is not None:
+            return
+        for tag in tags:
+            del self._unacked[tag]
+        await self._link.ask(f"letting go on {self._queue}", self._ack(tags))
+
+    async def _ack(self, tags: Sequence[int]) -> None:
+        for tag in tags:
+            await self._channel.basic_ack(tag, wait=False)
+
+    async def confirm(self, position: int | None, state: bytes) -> None:
+        """See `Feed.confirm`."""
+        self._check()
+        tag = None if position is None else position - self._base
+        if not self._active or (tag is not None and not 0 < tag <= self._taken):
+            raise BusUnavailable(f"{self._queue}: this is not the reader that was given the message")
+        if self._link.options.ackwindow:
+            before = self._due[0] if self._due is not None else None
+            self._due = (tag if before is None or (tag is not None and tag > before) else before, state)
+            if self._storing_late is None:
+                self._storing_late = asyncio.create_task(self._store_late())
+            return
+        await self._store(tag, state)
+
+    async def _store_late(self) -> None:
+        """SAS's ackwindow: what is confirmed may stay unacknowledged for so long."""
+        options = self._link.options
+        try:
+            while self._error is None:
+                await asyncio.sleep(max(options.ackwindow, options.acktimer))
+                await self._store_due()
+        except BusError as error:
+            self._end(error)
+
+    async def _store_due(self) -> None:
+        due, self._due = self._due, None
+        if due is not None:
+            await self._store(*due)
+
+    async def _store(self, tag: int | None, state: bytes) -> None:
+        await self._link.ask(f"storing the position of {self._queue}", self._store_in_line(tag, state))
+
+    async def _store_in_line(self, tag: int | None, state: bytes) -> None:
+        async with self._line:
+            name = queue_of(self._topic, self._state_key)
+            if self._states is None:
+                await declare(self._channel, name)
+                self._states = RabbitPipe(self._link, self._channel, "", name, PERSISTENT)
+            await self._states.write([state])
+            self._stored = await self._states.confirmed(self._stored)
+            if self._states.unroutable:
+                raise BusUnavailable(f"{name} was deleted: the state of group {self._group!r} was not stored")
+            done = [] if tag is None else list(takewhile(lambda each: each <= tag, self._unacked))
+            if done:
+                for each in done:
+                    del self._unacked[each]
+                await self._channel.basic_ack(done[-1], multiple=True)
+
+    async def _close(self) -> None:
+        late, self._storing_late = self._storing_late, None
+        if late is not None:
+            late.cancel()
+            await asyncio.wait([late])
+        if self._error is None:
+            try:
+                await self._store_due()
+                await self._link.ask(f"closing {self._queue}", self._last_store())
+            except BusError as error:
+                _log.warning("%s", error)
+        if self._consuming is not None and not self._consuming.done():
+            await asyncio.wait([self._consuming])
+        await super()._close()
+
+    async def _last_store(self) -> None:
+        async with self._line:
+            return
