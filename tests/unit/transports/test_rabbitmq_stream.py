@@ -1,0 +1,151 @@
+"""What a stream's chunks hold, whoever wrote them, and a broker that answers nothing or nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import struct
+import zlib
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esp_pubsub.bus import Message
+from esp_pubsub.errors import BusUnavailable
+from esp_pubsub.transports.rabbitmq.stream_link import Address, chunk, connect
+from esp_pubsub.transports.rabbitmq.stream_messages import messages_of, publication
+
+BASE = 1 << 60
+
+
+def delivered(*entries: bytes, records: int = 0, first: int = 7) -> memoryview:
+    data = b"".join(entries)
+    sizes = len(entries), records or len(entries), 0, 1, first, zlib.crc32(data), len(data)
+    return memoryview(struct.pack(">BBBHIqQQIIII", 0, 0x50, 0, *sizes, 0, 0) + data)
+
+
+def read(content: memoryview) -> list[Message]:
+    return messages_of(chunk(content), content, BASE)
+
+
+def entry_of(messages: list[bytes]) -> bytes:
+    """An entry as it stands in a chunk: what is published, without its number."""
+    return b"".join(publication(1, messages))[13:]
+
+
+def plain(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+def sub_batch(way: int, count: int, data: bytes, whole: int) -> bytes:
+    return struct.pack(">BHII", 0x80 | way << 4, count, whole, len(data)) + data
+
+
+@given(st.lists(st.lists(st.binary(max_size=40), min_size=1, max_size=5), min_size=1, max_size=5))
+def test_what_was_published_is_read_at_positions_without_a_gap(entries: list[list[bytes]]) -> None:
+    sent = [data for entry in entries for data in entry]
+    found = read(delivered(*map(entry_of, entries), records=len(sent)))
+    assert [message.data for message in found] == sent
+    assert [message.position for message in found] == list(range(BASE + 7, BASE + 7 + len(sent)))
+    assert all(type(message.data) is bytes for message in found)
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [
+        b"", b"x", b"plain text of others", b"\0", b"\0\x53", b"\0\x53\x75", b"\0\x53\x75\xb0\0\0\0\x09short",
+        b"\0\x53\x77\xa1\x02ok",
+    ],
+)  # fmt: skip
+def test_what_is_no_message_with_data_is_handed_on_as_it_is(foreign: bytes) -> None:
+    first, last = read(delivered(plain(foreign), entry_of([b"next"])))
+    assert (first.data, last) == (foreign, Message(BASE + 8, b"next"))
+
+
+def test_other_sections_are_passed_over() -> None:
+    header, small_data, large_data = (
+        b"\0\x53\x70\xc0\x02\x01\x41",
+        b"\0\x53\x75\xa0\x02ab",
+        b"\0\x53\x75\xb0\0\0\0\x01c",
+    )
+    wide = b"\0\x80\0\0\0\0\0\0\0\x74\xd1\0\0\0\x04\0\0\0\0"
+    (found,) = read(delivered(plain(header + wide + small_data + large_data)))
+    assert found.data == b"abc"
+
+
+@given(st.binary(max_size=60))
+def test_nothing_is_refused_whatever_a_message_of_others_holds(data: bytes) -> None:
+    assert len(read(delivered(plain(data), plain(b"\0\x53" + data), plain(b"\0\x53\x75" + data)))) == 3
+
+
+def test_gzip_is_undone_and_other_compression_is_handed_on() -> None:
+    inner = entry_of([b"a"]) + entry_of([b"b"])
+    found = read(
+        delivered(
+            sub_batch(1, 2, gzip.compress(inner), len(inner)), sub_batch(3, 5, b"lz4", 99), entry_of([b"c"]), records=8
+        )
+    )
+    assert found == [(BASE + 7, b"a"), (BASE + 8, b"b"), (BASE + 9, b"lz4"), (BASE + 14, b"c")]
+
+
+def test_what_unpacks_to_more_than_it_says_is_handed_on_packed() -> None:
+    bomb = gzip.compress(bytes(1 << 20))
+    assert read(delivered(sub_batch(1, 1, bomb, 100))) == [(BASE + 7, bomb)]
+    assert read(delivered(sub_batch(1, 1, b"no gzip", 100))) == [(BASE + 7, b"no gzip")]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("way", [0, 1])
+def test_a_sub_batch_that_is_not_what_it_says_is_handed_on_and_what_follows_is_read(way: int, count: int) -> None:
+    inner = b"\0\0\0\x09short" if count == 2 else entry_of([b"a"]) + entry_of([b"b"])
+    forged = gzip.compress(inner) if way else inner
+    found = read(delivered(sub_batch(way, count, forged, len(inner)), entry_of([b"c"]), records=count + 1))
+    assert found == [(BASE + 7, forged), (BASE + 7 + count, b"c")]
+
+
+@pytest.mark.parametrize("at", range(52, 80))
+def test_a_damaged_chunk_is_noticed(at: int) -> None:
+    content = bytearray(delivered(entry_of([b"one", b"two"]), records=2))
+    content[at] ^= 0x10
+    with pytest.raises(ValueError, match="checksum"):
+        read(memoryview(content))
+
+
+@pytest.mark.parametrize("entry", [b"\0\0\0\x09short", b"\0\0", b"\x80\0"])
+def test_a_chunk_whose_sizes_are_forged_is_noticed(entry: bytes) -> None:
+    with pytest.raises(ValueError, match="chunk"):
+        read(delivered(entry))
+
+
+Served = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def _connect_to(serve: Served) -> None:
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        hosts = (server.sockets[0].getsockname()[:2],)
+        await connect(Address(hosts, "guest", "guest", "/", context=None, timeout=0.3))
+
+
+async def test_a_broker_that_does_not_answer_is_unavailable() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    with pytest.raises(BusUnavailable, match="did not answer"):
+        await _connect_to(silent)
+
+
+@pytest.mark.parametrize(
+    "said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\xff" * 100, b"\0\0\0\x01x", b"\0\0\0\x05\0\x14\0\1x"]
+)
+async def test_what_speaks_another_language_is_unavailable(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def nonsense(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        await reader.read()
+        writer.close()
+
+    with pytest.raises(BusUnavailable):
+        await _connect_to(nonsense)
