@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aio_pika
 import pytest
 
 from esp_pubsub.bus import Bus
+from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.registry import driver
 from esp_pubsub.testing import conformance
 from tests.support.rabbitmq import RabbitMQ
@@ -19,10 +21,12 @@ MODES: dict[str, dict[str, Any]] = {
     "direct": {},
     "persistent": {"buspersistence": True},
     "quorum": {"buspersistence": True, "quorum": True},
+    "stream": {"mode": "stream"},
 }
-# All that is another code path in a mode: values and requests are the same in each, quorum queues are for groups only.
+# All that is another code path in a mode: values and requests are the same in each, quorum queues are for groups only,
+# and what streams are without groups is shown in tests/integration/test_rabbitmq_stream.py.
 PARTS = {"direct": "", "persistent": "_conformance_pipes _conformance_feeds _conformance_groups"}
-PARTS["quorum"] = "_conformance_groups"
+PARTS["quorum"] = PARTS["stream"] = "_conformance_groups"
 CASES = [
     (mode, name)
     for mode in MODES
@@ -34,7 +38,10 @@ CASES = [
 async def open_rabbitmq(rabbitmq: RabbitMQ, **settings: Any) -> Bus:
     found = driver("rabbitmq")
     node = rabbitmq.nodes[0]
-    return await found.open_bus(found.Options(host="127.0.0.1", port=node.port, exchange=EXCHANGE, **settings))
+    options = found.Options(
+        host="127.0.0.1", port=node.port, streamport=rabbitmq.stream_port, exchange=EXCHANGE, **settings
+    )
+    return await found.open_bus(options)
 
 
 def context(rabbitmq: RabbitMQ, settings: dict[str, Any]) -> conformance.Context:
@@ -55,6 +62,10 @@ def context(rabbitmq: RabbitMQ, settings: dict[str, Any]) -> conformance.Context
         bus.link.addresses = [("127.0.0.1", 1)]
         for _, transport in bus.link._connections.values():
             transport.abort()
+        if bus._streams is not None:
+            bus._streams.address = replace(bus._streams.address, hosts=(("127.0.0.1", 1),))
+            for opened in bus._streams._open:
+                opened._link.end(BusUnavailable("cut"))
 
     return conformance.Context(
         open_bus=lambda: open_rabbitmq(rabbitmq, timeout=2.0, **settings),

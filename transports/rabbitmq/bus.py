@@ -1,7 +1,9 @@
 """RabbitMQ as a bus: topics are routing keys of one topic exchange, and every reader has a queue.
 
 `direct`: a reader gets what is published while it reads. `persistent`: groups have durable queues, which are read by
-one member at a time. Confirmed means: in every queue that is bound. A broker confirms each message alone, so what is
+one member at a time. `stream`: topics are logs, see stream.py; what follows is about queues.
+
+Confirmed means: in every queue that is bound. A broker confirms each message alone, so what is
 missing of a pipe may stand in the middle (not `suffix_only`).
 
 After a lost link nothing is recovered by itself: each pipe and feed that is opened declares what it needs again.
@@ -22,8 +24,11 @@ from .channel import Channel, Delivery
 from .feed import RabbitFeed
 from .group import GroupFeed
 from .link import Link, security
-from .options import RabbitOptions
+from .options import RabbitOptions, plain
 from .pipe import RabbitPipe
+from .stream import StreamFeed, StreamPipe, Streams, retention
+from .stream_group import StreamGroupFeed
+from .stream_link import Address
 
 _LONGEST_KEY = 255
 
@@ -34,11 +39,20 @@ async def open_bus(options: RabbitOptions) -> RabbitBus:
         context = await asyncio.to_thread(security, options)
     except OSError as e:
         raise ConfigError(f"a TLS file cannot be used: {e}") from e
+    streams = None
     if options.kind == "stream":
-        raise ConfigError("mode stream is not there yet: set mode to direct or persistent", key="mode")
-    bus = RabbitBus(Link(options, context))
+        address = Address(
+            tuple(options.stream_addresses), options.userid, plain(options.password), options.vhost, context,
+            options.timeout,
+        )  # fmt: skip
+        streams = Streams(address, retention(options.streamsize, options.retention))
+        await streams.begin()
+    bus = RabbitBus(Link(options, context), streams)
     try:
-        await bus.find_exchange()
+        if streams is None:
+            await bus.find_exchange()
+        else:
+            bus.link.drop(await bus.link.channel("reading", "connecting"))  # so that wrong settings are told now
     except BaseException:
         await bus.aclose()
         raise
@@ -48,11 +62,14 @@ async def open_bus(options: RabbitOptions) -> RabbitBus:
 class RabbitBus:
     """A `Bus` and `Requests` over one virtual host."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, streams: Streams | None) -> None:
         self.link = link
+        self._streams = streams
+        log, largest = streams is not None, link.options.maxmessage
         self.capabilities = Capabilities(
-            suffix_only=False, replay=False, retained=True, groups=link.options.kind == "persistent",
-            incarnation=False, requests=True, catalog=False, max_message_bytes=link.options.maxmessage,
+            suffix_only=log, replay=log, retained=True, groups=link.options.kind != "direct", incarnation=log,
+            requests=True, catalog=False,
+            max_message_bytes=largest if streams is None else min(largest, streams.max_message_bytes),
         )  # fmt: skip
         self._theirs = False  # somebody else made the exchange, in another way that will do
         self._asker = requests.Asker(link)
@@ -61,7 +78,7 @@ class RabbitBus:
             self._properties["content_type"] = link.options.contenttype
         if link.options.header_table:
             self._properties["headers"] = link.options.header_table
-        self._open: set[RabbitPipe | RabbitFeed] = set()
+        self._open: set[RabbitPipe | RabbitFeed | StreamGroupFeed] = set()
         self._unroutable = 0
         self.missed: dict[tuple[str, str | None], str] = {}
         """Where a feed ended, and with it its queue: who comes in its place is told."""
@@ -108,9 +125,11 @@ class RabbitBus:
         if len(topic.encode()) > _LONGEST_KEY:
             raise BusRefused(f"a routing key has at most {_LONGEST_KEY} bytes, {topic} has more: use shorter names")
 
-    async def pipe(self, topic: str) -> RabbitPipe:
+    async def pipe(self, topic: str) -> RabbitPipe | StreamPipe:
         """See `Bus.pipe`."""
         self._check(topic)
+        if self._streams is not None:
+            return await self._streams.pipe(topic)
         channel = await self.link.channel("writing", f"writing to {topic}", confirms=True)
         try:
             await self.declare_exchange(channel)
@@ -121,9 +140,16 @@ class RabbitBus:
         self._keep(pipe)
         return pipe
 
-    async def feed(self, topic: str, start: Start, group: str | None) -> RabbitFeed:
+    async def feed(self, topic: str, start: Start, group: str | None) -> RabbitFeed | StreamFeed | StreamGroupFeed:
         """See `Bus.feed`. Queues keep nothing that was done, so a start is where a queue begins: now."""
         self._check(topic)
+        if self._streams is not None and group is None:
+            return await self._streams.feed(topic, start)
+        if self._streams is not None and group is not None:
+            reader = StreamGroupFeed(self, self._streams, topic, start, group)
+            await reader.open()
+            self._keep(reader)
+            return reader
         if not isinstance(start, str):
             raise BusRefused(f"{topic}: a queue keeps nothing to begin with {start}: start is latest")
         if group is not None and not self.capabilities.groups:
@@ -134,7 +160,7 @@ class RabbitBus:
         self._keep(feed)
         return feed
 
-    def _keep(self, opened: RabbitPipe | RabbitFeed) -> None:
+    def _keep(self, opened: RabbitPipe | RabbitFeed | StreamGroupFeed) -> None:
         """To be closed with the bus, also if nobody holds it any more."""
         gone = {each for each in self._open if each.closed}
         self._unroutable += sum(each.unroutable for each in gone if isinstance(each, RabbitPipe))
@@ -185,4 +211,6 @@ class RabbitBus:
 
     async def _close(self) -> None:
         await asyncio.gather(*(opened.aclose() for opened in self._open))
+        if self._streams is not None:
+            await self._streams.aclose()
         await self.link.aclose()

@@ -22,11 +22,10 @@ from aiormq.exceptions import (
 )
 from yarl import URL
 
-from esp_pubsub.config import Secret
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
 from .channel import Channel, trouble
-from .options import RabbitOptions
+from .options import RabbitOptions, plain
 
 T = TypeVar("T")
 Purpose = str
@@ -127,7 +126,7 @@ class Link:
         failed: BusError | None = None
         for host, port in self.addresses:
             options, transport = self.options, _Transport(self._context)
-            password = options.password.reveal() if isinstance(options.password, Secret) else options.password
+            password = plain(options.password)
             url = URL.build(
                 scheme="amqp", user=options.userid, password=password, host=host, port=port,
                 query={"heartbeat": str(int(options.heartbeat)), "name": f"esp-pubsub {purpose}"},

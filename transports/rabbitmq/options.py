@@ -55,6 +55,12 @@ class RabbitOptions:
     """The most that waits in the broker for a reader without a group; the oldest is dropped first, and that is told."""
     maxmessage: int = field(default=16 << 20, metadata=SIZE)
     """The largest message. Brokers take 16 MiB unless their max_message_size says otherwise."""
+    streamport: int = 0
+    """Where hosts speak the stream protocol; 0: 5552, or 5551 with `ssl`."""
+    streamsize: int = field(default=0, metadata=SIZE)
+    """The most that a stream which is made keeps in bytes, from 64 MiB on; 0: without a bound."""
+    retention: float = field(default=0.0, metadata=DURATION)
+    """How long it keeps messages; 0: without a bound. The broker drops whole segments."""
     timeout: float = field(default=5.0, metadata=DURATION)
     """How long the broker may leave a question or a message unanswered before that is trouble."""
     heartbeat: float = field(default=2.0, metadata=DURATION)
@@ -89,7 +95,7 @@ class RabbitOptions:
     @property
     def groupid(self) -> str | None:
         """The group of a subscriber that names none."""
-        return self.queuename if self.kind == "persistent" else None
+        return self.queuename if self.kind != "direct" else None
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -102,9 +108,20 @@ class RabbitOptions:
         return found
 
     @property
+    def stream_addresses(self) -> list[tuple[str, int]]:
+        """The same for streams; a port behind a host is that of AMQP."""
+        port = self.streamport or (5551 if self.ssl else 5552)
+        return [(host, port) for host, _ in self.addresses]
+
+    @property
     def header_table(self) -> dict[str, str]:
         """`headers` as a table."""
         pairs = [entry.partition("=") for entry in self.headers.split(";") if entry.strip()]
         if not all(name.strip() and equals for name, equals, _ in pairs):
             raise ConfigError("headers is name=value, several with ';'", key="headers")
         return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def plain(password: str) -> str:
+    """What stands behind a secret."""
+    return password.reveal() if isinstance(password, Secret) else password

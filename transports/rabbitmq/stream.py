@@ -155,10 +155,10 @@ class Streams:
             raise trouble(code, f"making the stream {stream}")
         return code == OK
 
-    async def bounds(self, stream: str) -> Bounds:
+    async def bounds(self, stream: str, *, make: bool = False) -> Bounds:
         """What a stream holds now."""
         async with self.connected() as link:
-            return await self.bounds_by(link, stream)
+            return await self.bounds_by(link, stream, make=make)
 
     async def bounds_by(self, link: Link, stream: str, *, make: bool = False) -> Bounds:
         """The same by a connection that is there."""
@@ -366,7 +366,7 @@ class StreamFeed:
         self._chunks.clear()
         self._credits = 2
         self._gone = False
-        link.listen(self._hear, self._end)
+        link.listen(self._hear, self.end)
         try:
             self._subscription = await link.subscribe(self._stream, where, self._credits, self._arrive)
         except BaseException:
@@ -384,7 +384,8 @@ class StreamFeed:
             self._gone = True
             self._news.set()
 
-    def _end(self, error: BusError) -> None:
+    def end(self, error: BusError) -> None:
+        """Nothing more comes of it."""
         self.error = error
         self._chunks.clear()
         self._news.set()
@@ -506,6 +507,6 @@ class StreamFeed:
     async def aclose(self) -> None:
         """See `Feed.aclose`."""
         error = BusUnavailable(f"this feed of {self._stream} was closed")
-        self._end(self.error or error)
+        self.end(self.error or error)
         if self._link is not None:
             await self._link.aclose()
