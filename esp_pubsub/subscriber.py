@@ -119,6 +119,7 @@ class Subscriber:
         self._replay = bus.capabilities.replay
         self._read_to: int | None = None
         self._feed: Feed | None = None
+        self._pause = 0.0
         self._resumed = False
         self._accept = self._new_accept(from_start=start in ("earliest", 0))
         self._ledger = Ledger() if group is not None else None
@@ -209,6 +210,7 @@ class Subscriber:
             feed = self._feed or await self._reopen()
             if not self._incoming:
                 self._incoming = await feed.read(self.options.read_blocks, self.options.read_bytes)
+                self._pause = 0.0
             if not self._resumed:
                 self._resume(feed)
             if self.schema is None:
@@ -233,8 +235,10 @@ class Subscriber:
 
     async def _reopen(self) -> Feed:
         """A new feed behind what was read, or, in a group, behind what was confirmed."""
-        pause = _FIRST_PAUSE
         while True:
+            if self._pause:
+                await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+            self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)  # until something is read
             if self._closed:
                 raise StopAsyncIteration
             try:
@@ -242,8 +246,7 @@ class Subscriber:
                 self._feed = await self._bus.feed(self.topic, start, self.group)
                 break
             except BusUnavailable:
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                continue
         if self._closed:
             await self._feed.aclose()
             raise StopAsyncIteration

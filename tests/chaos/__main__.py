@@ -18,11 +18,13 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from statistics import quantiles
 
+from tests.support.rabbitmq import RabbitMQ
 from tests.support.zookeeper import ZooKeeper
 
 from .buses import Bus, Embedded
 from .faults import ALONE, DUELS_SECONDS
 from .kafka import KafkaBus, KafkaWithWays
+from .rabbitmq import RabbitBus
 from .run import SECONDS, Report, Run
 
 
@@ -83,6 +85,8 @@ async def play_all(given: argparse.Namespace) -> list[Report]:
         bus: Bus = Embedded(zookeeper)
         if given.bus == "kafka":
             bus = KafkaBus(zookeeper, await stack.enter_async_context(KafkaWithWays()))
+        if given.bus == "rabbitmq":
+            bus = RabbitBus(zookeeper, await stack.enter_async_context(RabbitMQ()), given.mode)
         if given.only == "duels":
             return [await told(1, play(bus, "duels", given.seed, 6, DUELS_SECONDS))]
         names = given.only.split(",") if given.only else sorted(bus.faults)
@@ -105,7 +109,8 @@ async def told(number: int, playing: Awaitable[Report]) -> Report:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--bus", choices=("embedded", "kafka"), default="embedded")
+    parser.add_argument("--bus", choices=("embedded", "kafka", "rabbitmq"), default="embedded")
+    parser.add_argument("--mode", choices=("direct", "persistent", "stream"), default="stream", help="of rabbitmq")
     parser.add_argument("--election", choices=("log", "zookeeper"), default="log")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
@@ -114,7 +119,7 @@ def main() -> int:
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     reports = asyncio.run(play_all(given))
-    print(summary(reports, f"--bus {given.bus} --election {given.election}"))
+    print(summary(reports, f"--bus {given.bus} --mode {given.mode} --election {given.election}"))
     return 0 if all(report.ok for report in reports) else 1
 
 

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import esp_pubsub as esp
 from esp_pubsub.notices import Failure, Notice
@@ -200,7 +200,7 @@ class Reader:
         async with (
             job.client(self.notice) as client,
             client.subscriber(
-                f"dfESP://{job.window}", SCHEMA, side="in", start="earliest", group=job.group
+                f"dfESP://{job.window}", SCHEMA, side="in", start=self.start(client), group=job.group
             ) as subscriber,
         ):
             self.log.write(Opened(job.name, now()))
@@ -216,6 +216,10 @@ class Reader:
                     task.cancel()
                 await asyncio.gather(reading, obeying, return_exceptions=True)
             say(closed=True, stats=asdict(subscriber.stats))
+
+    def start(self, client: esp.Client) -> Literal["earliest", "latest"]:
+        """All there is: on a bus that keeps nothing, what comes from now on."""
+        return "earliest" if self.job.group or client.bus.capabilities.replay else "latest"
 
     async def read(self, subscriber: esp.Subscriber) -> None:
         job = self.job
@@ -264,6 +268,7 @@ def main() -> None:
     if job.clock_off_by:
         _step_clock(job.clock_off_by)
     logging.basicConfig(level=logging.INFO, format=f"%(relativeCreated)6d {job.name} %(name)s %(message)s")
+    logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it shows a traceback for each link that is lost
     log = Log(job.file)
     try:
         asyncio.run((Member if job.role == "member" else Reader)(job, log).run())

@@ -49,7 +49,7 @@ class KafkaOptions:
     """How long a group waits for a reader that lives but does not read."""
     tokenfile: str | None = None
     """With OAUTHBEARER: the file that holds the token, read again at each connection."""
-    fetch_size: int = field(default=1 << 20, metadata=SIZE)
+    fetch_size: int = field(default=4 << 20, metadata=SIZE)
     """The most that is fetched at once; one larger message comes alone."""
 
     def __post_init__(self) -> None:

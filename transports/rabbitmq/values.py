@@ -2,6 +2,8 @@
 
 Only who writes makes the queue, right before it writes. So a queue that is not there means that there is no value, and
 one that is there has one, or will in a moment: one that stays empty belongs to a writer that died in between.
+
+Reading has a connection of its own, because a broker that stumbles over a value must not end what others read.
 """
 
 from __future__ import annotations
@@ -48,13 +50,16 @@ async def declare(channel: Channel, name: str) -> None:
 
 
 async def _when_up(link: Link, work: Callable[[], Awaitable[T]]) -> T:
-    """A broker that comes back serves other queues a moment before streams; so long it is asked again."""
+    """A broker that comes back serves other queues a moment before streams; so long it is asked again. And one that is
+    asked for a stream that somebody makes just now may stumble, and close the connection.
+    """
     end = asyncio.get_running_loop().time() + link.timeout
     while True:
         try:
             return await work()
         except BusUnavailable as error:
-            if "inaccessible" not in str(error) or asyncio.get_running_loop().time() > end:
+            passes = "inaccessible" in str(error) or "INTERNAL_ERROR" in str(error)
+            if not passes or asyncio.get_running_loop().time() > end:
                 raise
         await asyncio.sleep(_MOMENT)
 
@@ -96,7 +101,7 @@ async def _get(link: Link, name: str) -> bytes | None:
         found.append(delivery.data)
         arrived.set()
 
-    channel = await link.channel("reading", what)
+    channel = await link.channel("values", what)
     channel.on_message = hear
     channel.on_end.append(lambda _: arrived.set())
     try:

@@ -212,3 +212,31 @@ async def test_no_task_is_left_over_many_reads_and_timeouts(bench: Bench) -> Non
     assert asyncio.all_tasks() == before
     await bench.publish(1)
     assert await numbers(sub, 1) == [1]
+
+
+async def test_a_feed_that_opens_and_never_reads_is_not_opened_without_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = 0
+
+    class Dead:
+        state = None
+
+        async def read(self, max_messages: int, max_bytes: int) -> Any:
+            raise esp.BusUnavailable("nobody is there")
+
+        async def aclose(self) -> None:
+            return
+
+    async def feed(topic: str, start: Any, group: str | None) -> Any:
+        nonlocal opened
+        opened += 1
+        return Dead()
+
+    subscriber = await bench.subscriber(schema=SCHEMA, start="earliest")
+    monkeypatch.setattr(bench.client.bus, "feed", feed)
+    bench.faults.lose_link()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await anext(subscriber)
+    assert 2 <= opened < 10
