@@ -63,6 +63,8 @@ class Capabilities:
     """The largest message it takes."""
     deaths: bool = False
     """The bus is also a `Deaths`."""
+    elections: tuple[str, ...] = ()
+    """The bus is also an `Elections`, with these; the first is what groups have that name none."""
 
 
 class Message(NamedTuple):
@@ -222,3 +224,10 @@ class Election(Protocol):
 
     async def resign(self) -> None:
         """Lead no more and let others go first. Bounded; without leadership nothing happens."""
+
+
+class Elections(Protocol):
+    """A role that a bus may also have: elections by its own means."""
+
+    def election(self, kind: str, line: str, member: str) -> Election:
+        """One of `capabilities.elections`, for whoever stands in this line; `member` is a name for people."""

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable, Generator
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 import msgpack
 
 from .address import Address, Side, other_side
-from .bus import Bus, Catalog, Requests, Start
+from .bus import Bus, Catalog, Election, Elections, Requests, Start
 from .config import load_options
 from .errors import Closed, ConfigError, EspError, NotOffered, SchemaDiffers, SchemaError, Stale, WrongOrder
 from .failover.group import Failover
@@ -150,9 +151,10 @@ class Client:
             raise ConfigError("a failover group keeps count by itself: pass failover or resume, not both")
 
         async def opened() -> Publisher:
-            elect = None
-            if failover is not None and failover.election != "log":
-                elect = await asyncio.to_thread(election, failover.election)
+            kind, elect = None, None
+            if failover is not None:
+                kind = failover.election or next(iter(self.bus.capabilities.elections), "log")
+                elect = await self._election(kind, address.control(failover.group))
             await self._claim_schema(topic, schema)
             publisher = Publisher(
                 self._home,
@@ -162,7 +164,7 @@ class Client:
                 schema,
                 options or PublisherOptions(),
                 self._notifier(on_notice),
-                failover,
+                replace(failover, election=kind) if failover is not None else None,
                 elect,
                 resume,
             )
@@ -174,6 +176,15 @@ class Client:
             return publisher
 
         return Opening(opened)
+
+    async def _election(self, kind: str, control: str) -> Callable[[str, str], Election] | None:
+        """What makes the election of a group from its line and a member's name; None: the group's own, the log's."""
+        if kind == "log":
+            return None
+        if kind in self.bus.capabilities.elections:
+            bus = cast(Elections, self.bus)
+            return lambda line, member: bus.election(kind, f"{control}#{line}", member)
+        return await asyncio.to_thread(election, kind)
 
     async def _claim_run(self, topic: str, source: int, run: int) -> None:
         """Raise the run that is retained for a source, or find that ours is over."""

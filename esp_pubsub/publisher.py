@@ -199,7 +199,7 @@ class Publisher:
         )
         self._add = self._member.give
         body = "rows" if self.options.body == "rows" else arrow_body()
-        setup = Setup(self.topic, self.schema.text, body, failover.election.partition("://")[0])
+        setup = Setup(self.topic, self.schema.text, body, (failover.election or "log").partition("://")[0])
         self._group = Group(
             bus,
             failover.group,
@@ -507,6 +507,11 @@ def _name(failover: Failover | None, resume: Resume | None) -> str:
     if failover is not None:
         return failover.group
     return f"resume:{resume.name}" if resume is not None else secrets.token_hex(8)
+
+
+def source_of_resumed(topic: str, name: str) -> int:
+    """The source of a publisher with `Resume(name)`."""
+    return source_number(f"{topic}/{_name(None, Resume(name))}")
 
 
 def source_number(name: str) -> int:

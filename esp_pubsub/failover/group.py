@@ -45,8 +45,9 @@ class Failover:
     """Blocks a standby keeps ready (SAS's numbufferedmsgs); it is never more than that ahead of the active."""
     overflow: Literal["wait", "leave"] = "wait"
     """What `inject` does on a standby whose buffer is full: wait, or leave the group with Overrun."""
-    election: str = "log"
-    """How the members agree on who leads: `log`, on the bus itself, or `zookeeper://host:port,host:port`."""
+    election: str | None = None
+    """How the members agree on who leads: `log`, on the group's control topic; what the bus has of its own (`token` on
+    RabbitMQ); or `zookeeper://host:port,host:port`. None: the bus's own, else `log`."""
     fence: Literal["kill"] | None = None
     """`kill`: end a process that is stopped while it holds a lock everybody needs (embedded bus)."""
 

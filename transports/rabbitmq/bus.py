@@ -29,6 +29,7 @@ from .pipe import RabbitPipe
 from .stream import StreamFeed, StreamPipe, Streams, retention
 from .stream_group import StreamGroupFeed
 from .stream_link import Address
+from .token import TokenElection
 
 _LONGEST_KEY = 255
 
@@ -70,6 +71,7 @@ class RabbitBus:
             suffix_only=log, replay=log, retained=True, groups=link.options.kind != "direct", incarnation=log,
             requests=True, catalog=False,
             max_message_bytes=largest if streams is None else min(largest, streams.max_message_bytes),
+            elections=("token",) if streams is None else (),
         )  # fmt: skip
         self._theirs = False  # somebody else made the exchange, in another way that will do
         self._asker = requests.Asker(link)
@@ -201,6 +203,10 @@ class RabbitBus:
         """See `Requests.serve`."""
         self._check(topic)
         await requests.serve(self.link, topic, answer)
+
+    def election(self, kind: str, line: str, member: str) -> TokenElection:
+        """See `Elections.election`."""
+        return TokenElection(self, line)
 
     async def aclose(self) -> None:
         """See `Bus.aclose`."""

@@ -1,0 +1,74 @@
+"""The election suite over RabbitMQ's token. Each member has a link of its own, which breaks; a dead one's hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from esp_pubsub.bus import Election
+from esp_pubsub.testing import election_conformance as elections
+from esp_pubsub.transports.rabbitmq import Options, open_bus
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitMQ
+from tests.support.server import HOST
+
+PATIENCE = 8.0  # three heartbeats until a silent one is found, and what a loaded machine adds
+QUIET = 0.3
+
+
+class Group:
+    """Members in one process."""
+
+    def __init__(self, rabbitmq: RabbitMQ) -> None:
+        self.port = rabbitmq.nodes[0].port
+        self.name = f"group-{secrets.token_hex(4)}"
+        self.links: dict[str, Proxy] = {}
+
+    @contextlib.asynccontextmanager
+    async def member(self, name: str) -> AsyncIterator[Election]:
+        proxy = await asyncio.to_thread(Proxy, HOST, self.port)  # it reads a file
+        async with proxy as link:
+            self.links[name] = link
+            bus = await open_bus(Options(host=HOST, port=link.port, heartbeat=1.0, timeout=2.0))
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    election = bus.election("token", self.name, name)
+                    running = tasks.create_task(election.run())
+                    yield election
+                    running.cancel()
+            finally:
+                await bus.aclose()
+
+    async def silence(self, name: str) -> None:
+        self.links[name].swallow()
+
+    async def lose(self, name: str) -> None:
+        self.links[name].refuse()
+        self.links[name].cut()
+
+    async def heal(self, name: str) -> None:
+        self.links[name].heal()
+
+    @property
+    def hooks(self) -> dict[str, Any]:
+        return {
+            "die": self.silence, "lose": self.lose, "heal": self.heal, "freeze": self.silence, "thaw": self.heal
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", elections.CHECKS)
+@pytest.mark.timeout(120)
+async def test_the_token(name: str, rabbitmq: RabbitMQ) -> None:
+    async def open_contest() -> elections.Contest:
+        group = Group(rabbitmq)
+        return elections.Contest(member=group.member, patience=PATIENCE, **group.hooks)
+
+    try:
+        await elections.CHECKS[name](elections.Context(open_contest=open_contest, quiet=QUIET))
+    except elections.NotClaimed as why:
+        pytest.skip(str(why))
