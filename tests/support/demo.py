@@ -7,12 +7,21 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 from .brokers import BROKERS
 from .server import Broker
 
+
+def rabbitmq(url: str, streams: str) -> list[str]:
+    """In mode stream, because who comes late is to see everything."""
+    place = urlsplit(url)
+    return [f"host={place.hostname}", f"port={place.port}", f"streamport={streams.rpartition(':')[2]}", "mode=stream"]
+
+
 SETTINGS: dict[str, Callable[[Broker], list[str]]] = {
     "kafka": lambda broker: [f"hostport={broker.settings['bootstrap_servers']}"],
+    "rabbitmq": lambda broker: rabbitmq(**broker.settings),
 }
 
 
