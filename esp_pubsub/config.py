@@ -108,11 +108,15 @@ def load_options(
 
     The file is `config` (a file, or a folder with `<bus>.cfg`), else `<bus>.cfg` in the current directory, else what
     ESP_PUBSUB_CONFIG names; `bus` is the section unless given, so `sas` of kafka.cfg is section="sas", bus="kafka".
+    What stands in `sas` counts where the section has no such key.
     Then come ESP_PUBSUB_<KEY> and keywords; a keyword that is None counts as not given. Reads a small file, blocking.
     """
     environ = os.environ if environ is None else environ
     known = {field.name: field for field in fields(cls)}
     given = _from_file(section, bus or section, config, environ)
+    if section != "sas":  # SAS has some keys of a bus there
+        shared = _from_file("sas", bus or section, config, environ)
+        given = {key: value for key, value in shared.items() if key in known} | given
     given |= {key: _Given(environ[name], f"environment {name}") for key in known if (name := _variable(key)) in environ}
     given |= {key: _Given(value, f"keyword {key}") for key, value in (keywords or {}).items() if value is not None}
     for key, (_, source) in given.items():

@@ -416,3 +416,18 @@ def test_a_secret_that_is_wrong_is_not_in_the_error(
     shown = [str(error), repr(vars(error)), repr(error.__context__)]
     assert not [each for each in shown if "hunter2" in each]
     assert "hunter2" not in "".join(traceback.format_exception_only(error))
+
+
+def test_a_key_of_the_bus_may_stand_in_the_section_sas(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Bus:
+        host: str = "localhost"
+        buspersistence: bool = False
+        queuename: str | None = None
+
+    (tmp_path / "rabbitmq.cfg").write_text(
+        'rabbitmq\n{\nhost = "h"\nqueuename = "own"\n}\nsas\n{\nbuspersistence = true\nqueuename = "q"\n'
+        "hotfailover = true\n}\n"
+    )
+    found = load_options(Bus, section="rabbitmq", config=tmp_path, environ={})
+    assert found == Bus("h", buspersistence=True, queuename="own")

@@ -65,6 +65,7 @@ _ORPHANED = 1.0  # seconds after which a stream without a base is taken for one 
 _FIRST, _LAST, _OFFSET, _TIMESTAMP = 1, 2, 4, 5
 
 
+_CONTROL = {"max-age": "3600s", "stream-max-segment-size-bytes": "4000000"}  # beats are of use for seconds
 LEAST = 64 << 20  # bytes that a stream keeps, if it is to lose old messages and never the newest
 
 
@@ -147,7 +148,8 @@ class Streams:
 
     async def _make(self, link: Link, stream: str) -> bool:
         """Whether it was us who made it."""
-        code, _ = await link.ask(Key.CREATE, text(stream) + pairs(self._arguments))
+        arguments = _CONTROL if "/M/F/" in stream else self._arguments
+        code, _ = await link.ask(Key.CREATE, text(stream) + pairs(arguments))
         if code == PRECONDITION_FAILED:  # it exists and is otherwise; or it is another kind of queue
             if (await link.ask(Key.QUERY_OFFSET, text(_BASE) + text(stream)))[0] == ABSENT:
                 raise BusRefused(f"{stream} is a queue, and no stream")
