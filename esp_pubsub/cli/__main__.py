@@ -1,0 +1,20 @@
+"""The command `esp`, also as `python -m esp_pubsub.cli`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say which extra it needs."""
+    try:
+        from .app import app
+    except ModuleNotFoundError as e:
+        if e.name not in ("typer", "rich", "click"):
+            raise
+        sys.exit(f"esp: the command line needs {e.name}, which is not installed: pip install 'esp-pubsub[cli]'")
+    app(prog_name="esp")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The commands and their flags. What they do stands in the modules beside."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from .. import ConfigError, address
+from ..bus import Start
+from . import doctor as looking
+from . import look
+from .options import adapter_options, pairs, settings
+from .pub import publish
+from .running import EXIT_CODES, run
+from .sub import subscribe
+
+
+class Side(StrEnum):
+    """One direction of a window."""
+
+    IN = "in"
+    OUT = "out"
+
+
+class Format(StrEnum):
+    """How events are spelt."""
+
+    CSV = "csv"
+    JSON = "json"
+
+
+app = typer.Typer(
+    help=f"Publish and subscribe event streams from a shell. {EXIT_CODES}",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog=EXIT_CODES,
+)
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="dfESP://host:port/project/contquery/window")]
+Bus = Annotated[str, typer.Option(help="embedded, kafka, rabbitmq ...")]
+Config = Annotated[str | None, typer.Option(help="The cfg file of the bus, or the folder it is in.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the cfg file; wins.")]
+Keys = Annotated[str | None, typer.Option("-C", metavar="KEY=VALUE,...", help="Keys of SAS's adapters; flags win.")]
+OfSide = Annotated[Side | None, typer.Option(help="The side of the window.")]
+Spelling = Annotated[Format | None, typer.Option(help="Else as the file's name ends, else csv.")]
+Opcodes = Annotated[bool, typer.Option("--opcodes", help="CSV with the columns opcode and flags in front.")]
+DateFormat = Annotated[str | None, typer.Option("--dateformat", help="As strptime has it; else integers.")]
+Delimiter = Annotated[str | None, typer.Option(help="Of CSV, else a comma.")]
+MaxEvents = Annotated[int | None, typer.Option(min=1, help="End after so many.")]
+
+
+def _run(given: dict[str, Any], keys: str | None, bus_keys: list[str] | None, *, start: str | None = None,
+         weak: Mapping[str, Any] | None = None) -> None:  # fmt: skip
+    async def job() -> None:
+        options = adapter_options({**(weak or {}), **pairs(keys)}, given)
+        if options.type == "sub":
+            await subscribe(options, settings(bus_keys or []), _start(start))
+        elif options.type == "pub":
+            await publish(options, settings(bus_keys or []))
+        else:
+            raise ConfigError("say -k pub or -k sub")
+
+    run(job)
+
+
+def _start(text: str | None) -> Start | None:
+    if text is None or text in ("earliest", "latest"):
+        return text  # type: ignore[return-value]
+    if text.isdecimal():
+        return int(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(f"--start is earliest, latest, a position or a time in ISO form, not {text!r}") from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+@app.command(epilog=EXIT_CODES)
+def pub(  # noqa: PLR0913  # a flag each
+    url: Url,
+    rest: Annotated[
+        list[str],
+        typer.Argument(metavar="[SCHEMA] SOURCE", help="A file, - (stdin), :port (wait for a peer) or host:port."),
+    ],
+    side: OfSide = None,
+    format: Spelling = None,
+    opcodes: Opcodes = False,
+    header: Annotated[str | None, typer.Option(help="So many lines in front to pass over, or `names`.")] = None,
+    dateformat: DateFormat = None,
+    delimiter: Delimiter = None,
+    block_size: Annotated[
+        int | None, typer.Option(min=1, help="Events a block: 64 for a file, 1 (as SAS) for what comes bit by bit.")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="At most so many events a second.")] = None,
+    repeat: Annotated[int | None, typer.Option(min=0, help="Publish the file so many times more.")] = None,
+    max_events: MaxEvents = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for what is added, or for the next peer.")] = False,
+    ignore_parse_errors: Annotated[
+        bool, typer.Option("--ignore-parse-errors", help="Pass over bad lines and count them.")
+    ] = False,
+    upsert: Annotated[bool, typer.Option("--upsert", help="Lines without opcode are upserts.")] = False,
+    transactional: Annotated[bool, typer.Option("--transactional", help="All events of a block, or none.")] = False,
+    failover_group: Annotated[str | None, typer.Option(help="Be a member; the same name on each.")] = None,
+    buffer: Annotated[int | None, typer.Option(min=1, help="Blocks a standby keeps (numbufferedmsgs).")] = None,
+    election: Annotated[str | None, typer.Option(help="log, or zookeeper://host:port.")] = None,
+    run_number: Annotated[int | None, typer.Option("--run", min=0, help="Of the group; else the current one.")] = None,
+    bus: Bus = "embedded",
+    config: Config = None,
+    set_: Set = None,
+    keys: Keys = None,
+) -> None:
+    """Publish events from a file, a pipe or a socket.
+
+    Without SCHEMA (id*:int64,symbol:string,price:double) the topic must have one. Without --opcodes each line is the
+    fields of one event. A bad line ends it when everything before it is acknowledged. With --failover-group, or with
+    hotfailover and failovergroup in the section sas of the cfg file, start it twice: when one dies the other goes on.
+    """
+    if len(rest) > 2:
+        raise typer.BadParameter(f"too many arguments: {' '.join(rest[2:])}")
+    marks = {} if opcodes else {"addcsvopcode": True, "addcsvflags": "normal"}
+    given = {
+        "type": "pub", "url": url, "fsname": rest[-1], "schema": rest[0] if len(rest) == 2 else None, "side": side,
+        "fstype": format, "header": header, "dateformat": dateformat, "csvfielddelimiter": delimiter,
+        "blocksize": block_size, "rate": rate, "repeatcount": repeat, "maxevents": max_events,
+        "growinginputfile": follow or None, "ignorecsvparseerrors": ignore_parse_errors or None,
+        "publishwithupsert": upsert or None, "transactional": transactional or None, "failovergroup": failover_group,
+        "numbufferedmsgs": buffer, "election": election, "run": run_number, "transport": bus,
+        "transportconfigfile": config, **marks,
+    }  # fmt: skip
+    _run(given, keys, set_)
+
+
+@app.command(epilog=EXIT_CODES)
+def sub(  # noqa: PLR0913
+    url: Url,
+    target: Annotated[str, typer.Argument(help="A file, - (stdout), :port (wait for a peer) or host:port.")] = "-",
+    side: OfSide = None,
+    group: Annotated[
+        str | None, typer.Option(help="Go on where the group left off; a file is added to, not made anew.")
+    ] = None,
+    start: Annotated[str | None, typer.Option(help="earliest, latest, a position, or a time in ISO form.")] = None,
+    format: Spelling = None,
+    opcodes: Opcodes = False,
+    header: Annotated[bool, typer.Option("--header", help="A first line that names the columns.")] = False,
+    dateformat: DateFormat = None,
+    delimiter: Delimiter = None,
+    max_events: MaxEvents = None,
+    periodicity: Annotated[str | None, typer.Option(help="Begin a new file every so often, such as 60s.")] = None,
+    max_file_size: Annotated[str | None, typer.Option(help="Begin a new file before it is larger: 64MiB.")] = None,
+    bus: Bus = "embedded",
+    config: Config = None,
+    set_: Set = None,
+    keys: Keys = None,
+) -> None:
+    """Write a window's events to a file, a pipe or a socket, until a signal comes.
+
+    The side is out unless you say --side in: without an engine in between, that is where publishers write to. With
+    --group a block is confirmed when it is written: what cannot be written is not lost. --max-events ends with the
+    block in which the number is reached. Files that are full get a number in front of the suffix.
+    """
+    marks = {} if opcodes else {"addcsvopcode": True, "addcsvflags": "normal"}
+    given = {
+        "type": "sub", "url": url, "fsname": target, "side": side, "group": group, "fstype": format,
+        "header": "names" if header else None, "dateformat": dateformat, "csvfielddelimiter": delimiter,
+        "maxevents": max_events, "periodicity": periodicity, "maxfilesize": max_file_size, "transport": bus,
+        "transportconfigfile": config, **marks,
+    }  # fmt: skip
+    _run(given, keys, set_, start=start)
+
+
+@app.command(epilog=EXIT_CODES)
+def adapter(
+    type: Annotated[str | None, typer.Option("-k", metavar="pub|sub")] = None,
+    url: Annotated[str | None, typer.Option("-h", metavar="URL")] = None,
+    fsname: Annotated[str | None, typer.Option("-f", metavar="FILE", help="Or :port, or host:port.")] = None,
+    fstype: Annotated[str | None, typer.Option("-t", metavar="csv|json")] = None,
+    transport: Annotated[str | None, typer.Option("-l", metavar="BUS", help="Without it: the embedded bus.")] = None,
+    dateformat: Annotated[str | None, typer.Option("-d", metavar="FORMAT")] = None,
+    blocksize: Annotated[int | None, typer.Option("-b", metavar="EVENTS", help="Without it 1.")] = None,
+    quiesce: Annotated[bool, typer.Option("-Q", help="Quiesce the project: no bus can, so it is refused.")] = False,
+    periodicity: Annotated[str | None, typer.Option("-c", metavar="SECONDS", help="Begin a new file.")] = None,
+    keys: Keys = None,
+) -> None:
+    """SAS's file and socket adapter: the classic flags, and the keys of -C, in which side, schema and group are ours.
+
+    Lines have the columns opcode and flags unless addcsvopcode and addcsvflags say otherwise.
+    """
+    given = {
+        "type": type, "url": url, "fsname": fsname, "fstype": fstype, "transport": transport, "dateformat": dateformat,
+        "blocksize": blocksize, "quiesce": quiesce or None, "periodicity": periodicity,
+    }  # fmt: skip
+    _run(given, keys, None, weak={"blocksize": 1})
+
+
+@app.command(epilog=EXIT_CODES)
+def topics(bus: Bus = "embedded", config: Config = None, set_: Set = None) -> None:
+    """List the topics of a bus: how many messages each holds, its name and its schema."""
+    run(lambda: look.topics(bus, config, settings(set_ or [])))
+
+
+@app.command(epilog=EXIT_CODES)
+def tail(
+    url: Url,
+    side: OfSide = None,
+    last: Annotated[int, typer.Option("-n", min=0, help="So many messages.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Then those that come.")] = False,
+    bus: Bus = "embedded",
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Show a topic's last messages by their headers: ids, runs, doubles, gaps."""
+    wanted = cast("address.Side | None", side)
+    run(lambda: look.tail(url, wanted, last, follow, bus, config, settings(set_ or [])))
+
+
+@app.command(epilog=EXIT_CODES)
+def purge(
+    url: Url,
+    side: OfSide = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    bus: Bus = "embedded",
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Empty a window's topics, and begin a new run of its failover groups. End their publishers first."""
+    if not yes:
+        typer.confirm(f"Everything in {url} goes. Are you sure?", abort=True)
+    wanted = cast("address.Side | None", side)
+    run(lambda: look.purge(url, wanted, bus, config, settings(set_ or [])))
+
+
+@app.command(epilog=EXIT_CODES)
+def doctor(
+    bus: Annotated[str | None, typer.Option(help="Look at this one alone.")] = None,
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Say what is installed, which bus answers, and what to do about the rest."""
+    run(lambda: looking.doctor(bus, config, settings(set_ or [])))
+
+
+@app.command(epilog=EXIT_CODES)
+def check_history(files: Annotated[list[Path], typer.Argument(help="Written by esp_pubsub.testing.history.")]) -> None:
+    """Judge a history: was anything lost, doubled, reordered or invented?"""
+
+    async def job() -> None:
+        looking.check_history(files)
+
+    run(job)
+
+
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def demo(context: typer.Context) -> None:
+    """Run your publisher twice, kill either one, and see that nothing is missing."""
+    from .demo import main
+
+    sys.argv = ["esp demo", *context.args]
+    raise typer.Exit(main())

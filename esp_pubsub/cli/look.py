@@ -1,0 +1,141 @@
+"""What stands on a bus: `esp topics`, `esp tail`, `esp purge`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgpack
+
+from .. import Client, EspError, NotOffered, init
+from ..address import Address, Side
+from ..bus import Break, Feed, Message
+from ..events import moment
+from ..failover.accept import Accept, Dropped, Outcome
+from ..notices import BadMessage, Joined, Missed
+from ..subscriber import RUNS_KEY, SCHEMA_KEY
+from ..wire.frame import BEAT, LIMITS, Frame
+from .running import say
+
+_AT_ONCE = 256
+_BYTES = 4 << 20
+
+
+async def topics(bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
+    """One line a topic: how much it holds, its name, its schema."""
+    async with init(bus, config=config, **keys) as client:
+        offered = client.bus.capabilities
+        for name in await client.catalog().topics():
+            held = schema = ""
+            if offered.replay:
+                feed = await client.bus.feed(name, "latest", None)
+                try:
+                    bounds = await feed.bounds()
+                    held = f"{bounds.end - bounds.first:>12,}  "
+                finally:
+                    await feed.aclose()
+            if offered.retained:
+                schema = (await client.bus.retained(name, SCHEMA_KEY) or b"").decode()
+            print(f"{held}{name}  {schema}".rstrip())
+
+
+async def tail(url: str, side: Side | None, last: int, follow: bool, bus: str, config: str | None,
+               keys: Mapping[str, Any]) -> None:  # fmt: skip
+    """One line a message, with what a subscriber makes of it."""
+    address = Address.parse(url)
+    async with init(bus, config=config, **keys) as client:
+        topic = await _topic(client, address, side)
+        offered = client.bus.capabilities
+        if not offered.replay and not follow:
+            raise NotOffered("this bus keeps nothing to read again: pass --follow", capability="replay")
+        first, end = 0, 0
+        if offered.replay:
+            feed = await client.bus.feed(topic, "latest", None)
+            try:
+                bounds = await feed.bounds()
+            finally:
+                await feed.aclose()
+            first, end = max(bounds.first, bounds.end - last), bounds.end
+        accept = Accept(suffix_only=offered.suffix_only, from_start=first == 0)
+        print(f"{'position':>12}  what   run  id            events     bytes  term  settled   sent at (UTC)")
+        feed = await client.bus.feed(topic, first if offered.replay else "latest", None)
+        try:
+            await _print(feed, accept, first, None if follow else end)
+        finally:
+            await feed.aclose()
+
+
+async def _print(feed: Feed, accept: Accept, at: int, end: int | None) -> None:
+    while end is None or at < end:
+        got = await feed.read(_AT_ONCE if end is None else min(_AT_ONCE, end - at), _BYTES)
+        for each in got:
+            if isinstance(each, Break):
+                print(f"{'':>12}  break  {each.reason}")
+                if each.incarnation:
+                    accept.restart(from_start=True)
+        messages = [each for each in got if isinstance(each, Message)]
+        for outcome in accept.receive_all(messages, LIMITS):
+            if not isinstance(outcome, Joined):  # we begin somewhere
+                print(_shown(outcome), flush=True)
+        at = messages[-1].position + 1 if messages and end is not None else at
+
+
+def _shown(outcome: Outcome) -> str:
+    match outcome:
+        case Frame():
+            return _header("block", outcome)
+        case Dropped(frame, why):
+            return _header("beat" if frame.kind == BEAT else why, frame)
+        case BadMessage(position, reason):
+            return f"{position!s:>12}  bad    {reason}"
+        case Missed(source, run, first, last):
+            return f"{'':>12}  gap    {run:<4} {first} to {last} of source {source:016x} will not come"
+        case _:
+            return f"{'':>12}  {outcome}"
+
+
+def _header(what: str, frame: Frame) -> str:
+    return (
+        f"{frame.position!s:>12}  {what:<6} {frame.run:<4} {frame.id:<12} {frame.count:>7} {len(frame.data):>9}  "
+        f"{frame.term:>4}  {frame.settled:<8}  {moment(0, frame.sent_at):%Y-%m-%d %H:%M:%S.%f}  {frame.source:016x}"
+    )
+
+
+async def _topic(client: Client, address: Address, side: Side | None) -> str:
+    """As said, else the side that has been published to."""
+    address.require_window()
+    wanted: Sequence[Side] = (side,) if side else (address.options.side,) if address.options.side else ("out", "in")
+    if len(wanted) == 1:
+        return address.topic(wanted[0])
+    names = [address.topic(each) for each in wanted]
+    known = await client.catalog().topics() if client.bus.capabilities.catalog else []
+    found = [name for name in names if name in known]
+    if len(found) > 1 and client.bus.capabilities.retained:
+        found = [name for name in found if await client.bus.retained(name, SCHEMA_KEY) is not None]
+    if len(found) != 1:
+        raise EspError(f"there is {'more than one' if found else 'no'} topic of {address}: pass --side in or out")
+    return found[0]
+
+
+async def purge(url: str, side: Side | None, bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
+    """Empty a window's topics and begin the next run of every failover group that published there."""
+    address = Address.parse(url)
+    address.require_window()
+    wanted: Sequence[Side] = ("in", "out") if side is None else (side,)
+    async with init(bus, config=config, **keys) as client:
+        catalog = client.catalog()
+        there = await catalog.topics()
+        names = [name for name in (address.topic(each) for each in wanted) if name in there]
+        if not names:
+            raise EspError(f"there is no topic of {address}")
+        for name in names:
+            raised = 0
+            if client.bus.capabilities.retained:  # first: then nobody goes on with the old run on an empty topic
+                packed = await client.bus.retained(name, RUNS_KEY)
+                runs = msgpack.unpackb(packed, strict_map_key=False) if packed else {}
+                raised = len(runs)
+                if runs:
+                    later = {source: run + 1 for source, run in runs.items()}
+                    await client.bus.retain(name, RUNS_KEY, msgpack.packb(later))
+            await catalog.purge(name)
+            say(f"{name} is empty; {raised} failover groups begin a new run")

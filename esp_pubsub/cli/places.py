@@ -1,0 +1,300 @@
+"""Where text comes from and goes to: a file, `-`, `:port` (wait for a peer) or `host:port` (call it).
+
+A peer's port is open to this machine only; `*:port` opens it to all. Nothing here keeps a signal waiting: what may
+block for long is waited for by the loop, and only regular files are read and written in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import select
+import socket
+import stat
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+from ..errors import ConfigError, EspError
+from ..text import BadText
+from .running import say
+
+CHUNK = 1 << 18
+_SOCKET = re.compile(r"(?P<host>\*?|[\w.-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
+_GROWTH = 0.1  # seconds between two looks at a file that grows
+_CALL = 10.0
+_SAFE = 4_096  # bytes that a pipe that takes any takes at once
+_LINE = 1 << 20  # of a line without end, the reader judges
+
+
+def is_file(place: str) -> bool:
+    """Whether it is read to its end, unless it grows."""
+    return place != "-" and not _SOCKET.fullmatch(place)
+
+
+async def inputs(place: str, *, lines: bool, follow: bool, repeat: int) -> AsyncGenerator[AsyncIterator[bytes], None]:
+    """One input after the other: the same file again, or the next peer. `lines`: a peer sends whole ones."""
+    if match := _SOCKET.fullmatch(place):
+        if repeat:
+            raise ConfigError(f"what {place} sends cannot be repeated")
+        async with aclosing(_peers(match["host"], int(match["port"]), follow)) as peers:
+            async for peer in peers:
+                yield whole_lines(_received(peer), f"the peer at {place}") if lines else _received(peer)
+        return
+    for again in range(repeat + 1):
+        descriptor = os.dup(0) if place == "-" else os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            if stat.S_ISDIR(mode):
+                raise EspError(f"{place}: it is a directory")
+            comes = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
+            if comes and repeat:
+                raise ConfigError(f"what comes through {place} cannot be repeated")
+            if not comes:
+                if again and place == "-":
+                    os.lseek(descriptor, 0, os.SEEK_SET)
+                yield _read(descriptor, place, follow)
+            else:
+                yield _arriving(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+async def _read(descriptor: int, place: str, follow: bool) -> AsyncIterator[bytes]:
+    at = 0
+    while True:
+        chunk = await asyncio.to_thread(os.read, descriptor, CHUNK)
+        at += len(chunk)
+        if chunk:
+            yield chunk
+        elif not follow:
+            return
+        elif os.fstat(descriptor).st_size < at:
+            raise EspError(f"{place} became shorter while it was read; what was in it before byte {at} was published")
+        else:
+            await asyncio.sleep(_GROWTH)
+
+
+async def _arriving(descriptor: int) -> AsyncIterator[bytes]:
+    while True:
+        await _ready(descriptor, writing=False)
+        with suppress(BlockingIOError):
+            if not (chunk := os.read(descriptor, CHUNK)):
+                return
+            yield chunk
+
+
+async def _received(peer: socket.socket) -> AsyncIterator[bytes]:
+    loop = asyncio.get_running_loop()
+    while chunk := await loop.sock_recv(peer, CHUNK):
+        yield chunk
+
+
+async def _ready(descriptor: int, *, writing: bool) -> None:
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
+    add(descriptor, lambda: None if ready.done() else ready.set_result(None))
+    try:
+        await ready
+    finally:
+        remove(descriptor)
+
+
+async def whole_lines(chunks: AsyncIterator[bytes], name: str) -> AsyncIterator[bytes]:
+    """The same up to the last end of a line. BadText if there is more: half a line may look like a whole one."""
+    rest = b""
+    async for chunk in chunks:
+        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+        if end or len(rest) > _LINE:
+            end = end or len(chunk)
+            yield rest + chunk[:end]
+            rest = chunk[end:]
+        else:
+            rest += chunk
+    if rest:
+        text = rest[:60].decode(errors="replace")
+        raise BadText(
+            f"{name} left in the middle of a line: {text!r}", line=None, column=None, field=None, type=None, value=text
+        )
+
+
+async def _peers(host: str, port: int, follow: bool) -> AsyncGenerator[socket.socket, None]:
+    loop = asyncio.get_running_loop()
+    if host not in ("", "*"):
+        with await _call(host, port) as peer:
+            yield peer
+        return
+    try:
+        server = socket.create_server(("" if host else "127.0.0.1", port))
+    except OSError as e:
+        raise EspError(f"port {port} cannot be listened on: {e.strerror}") from e
+    with server:
+        server.setblocking(False)
+        say(f"listening on port {server.getsockname()[1]}")
+        while True:
+            peer, _ = await loop.sock_accept(server)
+            with peer:
+                yield peer
+            if not follow:
+                return
+
+
+async def _call(host: str, port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    why: OSError = OSError("it has no address")
+    try:
+        async with asyncio.timeout(_CALL):
+            found = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+            for family, kind, protocol, _, address in found:
+                peer = socket.socket(family, kind, protocol)
+                try:
+                    peer.setblocking(False)
+                    await loop.sock_connect(peer, address)
+                    return peer
+                except BaseException as e:
+                    peer.close()
+                    if not isinstance(e, OSError):
+                        raise
+                    why = e
+    except OSError as e:
+        why = e
+    raise EspError(f"{host}:{port} cannot be reached: {why.strerror or f'no answer in {_CALL:g} s'}") from why
+
+
+class Target:
+    """Where text goes. What `write` returned from is in the hands of the system; what it failed with is not there."""
+
+    empty = True
+    """What comes next begins it."""
+
+    def turn_due(self, more: int) -> bool:
+        """Whether the next one should be begun before so many bytes are added."""
+        return False
+
+    @property
+    def turn_at(self) -> float | None:
+        """When it should be, by the loop's clock."""
+        return None
+
+    async def turn(self) -> None:
+        """Begin the next one."""
+
+    async def write(self, data: bytes) -> None:
+        """All of it, as soon as it can be."""
+        raise NotImplementedError
+
+
+class Stream(Target):
+    """Standard output, or a socket."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    async def write(self, data: bytes) -> None:
+        """See Target."""
+        view = memoryview(data)
+        while view:
+            while not select.select([], [self._descriptor], [], 0)[1]:
+                await _ready(self._descriptor, writing=True)
+            with suppress(BlockingIOError):
+                view = view[os.write(self._descriptor, view[:_SAFE]) :]
+
+
+class File(Target):
+    """A file; with `period` or `size`, one after the other. The one at work has the name given, the nth one before it
+    has n in front of the suffix.
+    """
+
+    def __init__(self, path: Path, *, append: bool, period: float, size: int) -> None:
+        self._path = path
+        self._period = period
+        self._most = size
+        self._number = 0
+        self._open(append=append)
+
+    def _open(self, *, append: bool) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if append else os.O_TRUNC)
+        try:
+            self._descriptor = os.open(self._path, flags, 0o644)
+        except OSError:
+            if not self._path.exists():
+                raise
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)  # a device or a pipe
+        self._regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
+        self._size = self._behind_last_line() if append and self._regular else 0
+        self.empty = not self._size
+        self._due = asyncio.get_running_loop().time() + self._period
+
+    def _behind_last_line(self) -> int:
+        """Who was killed while writing leaves half a line. It was not confirmed, so it comes again."""
+        end = at = os.lseek(self._descriptor, 0, os.SEEK_END)
+        found = -1
+        while at and found < 0:
+            start = max(at - CHUNK, 0)
+            found = os.pread(self._descriptor, at - start, start).rfind(b"\n")
+            at = start
+        size = at + found + 1
+        if size < end:
+            os.ftruncate(self._descriptor, size)
+        return os.lseek(self._descriptor, size, os.SEEK_SET)
+
+    def turn_due(self, more: int) -> bool:
+        """See Target."""
+        late = self.turn_at is not None and asyncio.get_running_loop().time() >= self._due
+        return late or (self._regular and 0 < self._most < self._size + more)
+
+    @property
+    def turn_at(self) -> float | None:
+        """See Target."""
+        return self._due if self._period and self._regular and self._size else None
+
+    async def turn(self) -> None:
+        """See Target."""
+        os.close(self._descriptor)
+        if self._size:
+            path = self._path
+            while (older := path.with_name(f"{path.stem}.{(number := self._number + 1)}{path.suffix}")).exists():
+                self._number = number
+            path.rename(older)
+        self._open(append=False)
+
+    async def write(self, data: bytes) -> None:
+        """See Target."""
+        if self.empty:
+            self._due = asyncio.get_running_loop().time() + self._period
+        await asyncio.to_thread(self._write, data)
+        self._size += len(data)
+        self.empty = False
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError as e:
+            if self._regular:
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, self._size)
+            raise EspError(f"{self._path} cannot be written: {e.strerror}; what is not in it is not confirmed") from e
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._descriptor)
+
+
+async def target(place: str, *, append: bool, period: float, size: int) -> AsyncGenerator[Target, None]:
+    """The one target, closed behind it."""
+    if match := _SOCKET.fullmatch(place):
+        async with aclosing(_peers(match["host"], int(match["port"]), False)) as peers:
+            async for peer in peers:
+                yield Stream(peer.fileno())
+    elif place == "-":
+        yield Stream(1)
+    else:
+        file = File(Path(place), append=append, period=period, size=size)
+        try:
+            yield file
+        finally:
+            file.close()

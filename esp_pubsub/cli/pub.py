@@ -1,0 +1,199 @@
+"""`esp pub`: text to blocks. Blocks are cut by the events alone, so that all members of a group cut the same ones.
+
+Whatever ends it, a bad line, an error of the input or a signal: what was published before is acknowledged first, and
+then it says how far it came. A signal leaves out the events that were read and do not fill a block yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+
+import msgpack
+
+from .. import Client, ConfigError, DeliveryUnknown, EspError, Publisher, Schema
+from ..address import Address
+from ..config import SasOptions
+from ..publisher import source_number
+from ..subscriber import RUNS_KEY
+from ..text import BadText, Batch, CsvReader, JsonReader
+from .options import AdapterOptions, failover, opened, sas_options
+from .places import inputs, is_file
+from .running import progress, say
+
+_BLOCK = 64
+_COMPLAINTS = 10
+
+
+class Pub:
+    """One run of it."""
+
+    def __init__(self, options: AdapterOptions, keys: Mapping[str, str]) -> None:
+        sas = sas_options(options.transport, options.transportconfigfile)
+        self._sas: SasOptions = sas
+        self._options = options
+        self._keys = keys
+        self._dateformat = options.dateformat or sas.dateformat
+        self._csv = replace(options.csv(), dateformat=self._dateformat)
+        self._block = options.blocksize
+        if self._block is None:
+            self._block = _BLOCK if is_file(options.fsname) and not options.growinginputfile else 1
+        self._bad = 0
+        self._events = 0
+        self._shown = 0
+        self._publisher: Publisher | None = None
+        self._begun = 0.0
+        self._paced = 0
+
+    async def run(self) -> None:
+        """From the first line to the last acknowledgement."""
+        options = self._options
+        try:
+            async with opened(options, self._keys) as client:
+                address = Address.parse(options.url)
+                topic = address.topic(options.wanted_side or address.options.side or "in")
+                schema = await self._schema(client, topic)
+                run = await self._run(client, topic)
+                member = failover(options, self._sas, run)
+                opening = client.publisher(options.url, schema, side=options.wanted_side, failover=member)
+                async with opening as publisher, progress(self._line):
+                    self._publisher = publisher
+                    try:
+                        await self._publish(publisher, schema)
+                    finally:
+                        if not _cancelled():
+                            await _settle(publisher)
+        finally:
+            self._tell()
+
+    async def _schema(self, client: Client, topic: str) -> Schema:
+        given = Schema(self._options.schema) if self._options.schema else None
+        found = await client.topic_schema(topic, given)
+        if found is None:
+            raise ConfigError(f"nobody has published to {topic} yet, so it has no schema: give one")
+        return found
+
+    async def _run(self, client: Client, topic: str) -> int:
+        """As said, else the one that the group is in: `esp purge` begins the next one."""
+        group = self._options.failovergroup or self._sas.failovergroup
+        if self._options.run is not None or group is None or not client.bus.capabilities.retained:
+            return self._options.run or 0
+        packed = await client.bus.retained(topic, RUNS_KEY)
+        runs = msgpack.unpackb(packed, strict_map_key=False) if packed else {}
+        return int(runs.get(source_number(f"{topic}/{group}"), 0))
+
+    def _reader(self, schema: Schema) -> CsvReader | JsonReader:
+        skip = self._skip if self._options.ignorecsvparseerrors else None
+        assert self._block is not None
+        if self._options.format == "json":
+            return JsonReader(schema, dateformat=self._dateformat, block=self._block, on_bad=skip)
+        return CsvReader(schema, self._csv, block=self._block, on_bad=skip)
+
+    def _skip(self, bad: BadText) -> None:
+        self._bad += 1
+        if self._bad <= _COMPLAINTS:
+            say(f"skipped: {bad}{' (further ones are only counted)' if self._bad == _COMPLAINTS else ''}")
+
+    async def _publish(self, publisher: Publisher, schema: Schema) -> None:
+        options = self._options
+        self._begun = asyncio.get_running_loop().time()
+        texts = inputs(
+            options.fsname, lines=options.format == "csv", follow=options.growinginputfile, repeat=options.repeatcount
+        )
+        async with aclosing(texts):
+            async for chunks in texts:
+                if not await self._one(publisher, self._reader(schema), chunks):
+                    return
+
+    async def _one(self, publisher: Publisher, reader: CsvReader | JsonReader, chunks: AsyncIterator[bytes]) -> bool:
+        """All of one input; False when there were enough events."""
+        left: BadText | None = None
+        try:
+            async for chunk in chunks:
+                if not await self._inject(publisher, reader.feed(chunk)):
+                    return False
+        except BadText as e:
+            if e.line is not None:  # the reader's own, which gave out what was in front of it
+                raise
+            left = e
+        more = await self._inject(publisher, reader.close())
+        if left is not None and not self._options.ignorecsvparseerrors:
+            raise left
+        if left is not None:
+            self._skip(left)
+        return more
+
+    async def _inject(self, publisher: Publisher, batches: Iterable[Batch]) -> bool:
+        most, whole = self._options.maxevents, self._options.transactional
+        for rows, opcode, flags in batches:
+            if most and self._events + len(rows) >= most:
+                end = most - self._events
+                opcode = opcode if isinstance(opcode, int) else opcode[:end]
+                flags = flags if isinstance(flags, int) else flags[:end]
+                await self._give(publisher, rows[:end], opcode, flags, whole)
+                return False
+            await self._give(publisher, rows, opcode, flags, whole)
+        return True
+
+    async def _give(
+        self, publisher: Publisher, rows: list[tuple[object, ...]], opcode: int | bytes, flags: int | bytes, whole: bool
+    ) -> None:
+        if self._options.rate:
+            await self._pace(publisher)
+        await publisher.inject(rows, opcode=opcode, flags=flags, transactional=whole)
+        self._events += len(rows)
+
+    async def _pace(self, publisher: Publisher) -> None:
+        """A member that comes late hurries until it is where its group is."""
+        stats, now = publisher.stats, asyncio.get_running_loop().time()
+        if stats.on_bus > stats.given:
+            self._begun, self._paced = now, self._events
+            return
+        early = self._begun + (self._events - self._paced) / self._options.rate - now
+        if early > 0:
+            await asyncio.sleep(early)
+
+    def _line(self, seconds: float) -> str:
+        publisher = self._publisher
+        if publisher is None:
+            return "opening"
+        stats, events = publisher.stats, self._events
+        rate, self._shown = (events - self._shown) / seconds, events
+        role = f", {stats.role}" if failover(self._options, self._sas, 0) else ""
+        return f"{events:,} events, {rate:,.0f}/s, block {stats.given}, acknowledged {stats.acked}{role}"
+
+    def _tell(self) -> None:
+        if self._publisher is None:
+            return
+        stats = self._publisher.stats
+        ids = f"blocks 1 to {stats.given}" if stats.given else "no block"
+        acked = "all" if stats.acked == stats.given else f"up to block {stats.acked}"
+        skipped = f"; {self._bad:,} bad lines skipped" if self._bad else ""
+        say(f"{self._events:,} events published, {ids}, {acked} acknowledged{skipped}")
+
+
+def _cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _settle(publisher: Publisher) -> None:
+    """Wait for the bus as long as it goes on, as a standby for ever: it may yet have to send."""
+    while True:
+        before = publisher.stats.on_bus
+        try:
+            await publisher.flush()
+            return
+        except DeliveryUnknown:
+            stats = publisher.stats
+            if stats.role == "active" and stats.on_bus == before:
+                raise
+        except EspError:
+            return  # it failed for good, and closing it says so
+
+
+async def publish(options: AdapterOptions, keys: Mapping[str, str]) -> None:
+    """Text of a file, a pipe or a peer to a window."""
+    await Pub(options, keys).run()

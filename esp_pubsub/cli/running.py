@@ -1,0 +1,109 @@
+"""How every command runs and ends: signals, messages, exit codes, and a line of progress on a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ..errors import ConfigError, EspError
+
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 an error, 2 a wrong command line or setting, 130 ended by Ctrl-C, 143 ended by SIGTERM. "
+    "The first signal ends in order, a second one at once."
+)
+_EVERY = 0.25  # seconds between two looks of the line of progress
+
+
+def say(text: str) -> None:
+    """One line for whoever watches."""
+    print(f"esp: {text}", file=sys.stderr, flush=True)
+
+
+def run(job: Callable[[], Awaitable[None]]) -> None:
+    """Run a command to its end, and leave with its exit code."""
+    _log_here()
+    gc.set_threshold(100_000)  # rows make no cycles: to look for some every 700 of them costs an eighth of the time
+    try:
+        code = asyncio.run(_until_signal(job))
+    except ConfigError as e:
+        say(str(e))
+        code = 2
+    except BrokenPipeError:
+        say("who read the output has left")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again as it ends
+        code = 1
+    except EspError as e:
+        say(str(e))
+        code = 1
+    except OSError as e:
+        say(f"{e.filename}: {e.strerror}" if e.filename else str(e))
+        code = 1
+    except KeyboardInterrupt:  # the second one
+        code = 130
+    raise typer.Exit(code)
+
+
+async def _until_signal(job: Callable[[], Awaitable[None]]) -> int:
+    """A signal cancels the job, and what it has open closes in order on its way out."""
+    loop = asyncio.get_running_loop()
+    got: list[int] = []
+
+    def end(number: int) -> None:
+        got.append(number)
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(each)
+        scope.reschedule(loop.time())
+
+    try:
+        async with asyncio.timeout(None) as scope:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, end, number)
+            await job()
+    except TimeoutError:
+        if not got:
+            raise
+    return 128 + got[0] if got else 0
+
+
+def _log_here() -> None:
+    """Notices and warnings of the SDK go to stderr; what vendors' clients log comes as notices already."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("esp: %(message)s"))
+    logging.getLogger("esp_pubsub").addHandler(handler)
+    logging.getLogger().addHandler(logging.NullHandler())
+
+
+@asynccontextmanager
+async def progress(line: Callable[[float], str]) -> AsyncIterator[None]:
+    """Show `line(seconds since the last look)` all the while, if there is a terminal to show it on."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    try:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            async with asyncio.TaskGroup() as tasks:
+                drawing = tasks.create_task(_draw(live, line))
+                try:
+                    yield
+                finally:
+                    drawing.cancel()
+    except ExceptionGroup as group:  # of the one that the body raised
+        raise group.exceptions[0] from None
+
+
+async def _draw(live: Live, line: Callable[[float], str]) -> None:
+    while True:
+        live.update(Text(line(_EVERY)), refresh=True)
+        await asyncio.sleep(_EVERY)

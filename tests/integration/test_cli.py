@@ -1,0 +1,441 @@
+"""The command line as a user has it: real processes, files, pipes and sockets, on the embedded bus."""
+
+import filecmp
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ESP = [sys.executable, "-m", "esp_pubsub.cli"]
+URL = "dfESP://cli:5555/market/cq/Trades"
+SCHEMA = "id*:int64,symbol:string,price:double"
+LINES = int(os.environ.get("ESP_PUBSUB_LINES", "20000"))
+BOUND = max(40.0, LINES / 5_000)
+
+pytestmark = pytest.mark.timeout(3 * BOUND)
+
+
+class Cli:
+    """Commands on one private bus. What still runs at the end is ended."""
+
+    def __init__(self, bus: Path) -> None:
+        self.bus = bus
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, command: str, *arguments: object, **options: object) -> subprocess.Popen[str]:
+        place = [] if command == "adapter" else ["--set", f"dir={self.bus}"]
+        process = subprocess.Popen(
+            [*ESP, command, *map(str, arguments), *place],
+            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            | options,  # type: ignore[call-overload]
+        )
+        self.running.append(process)
+        return process
+
+    def run(self, command: str, *arguments: object, code: int = 0, **options: object) -> tuple[str, str]:
+        return ended(self.start(command, *arguments, **options), code)
+
+    def read(self, *arguments: object) -> str:
+        """All lines that are there, and no more."""
+        return self.run("sub", URL, "-", "--side", "in", "--start", "earliest", *arguments)[0]
+
+    def close(self) -> None:
+        for process in self.running:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def cli(bus_directory: Path) -> Iterator[Cli]:
+    cli = Cli(bus_directory / "bus")
+    yield cli
+    cli.close()
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    out, err = process.communicate(timeout=BOUND)
+    assert process.returncode == code, f"{process.args} ended with {process.returncode}: {err}"
+    assert "Traceback" not in (err or ""), err
+    return out, err
+
+
+def until(holds: Callable[[], object]) -> None:
+    end = time.monotonic() + BOUND
+    while not holds():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.01)
+
+
+def text(first: int, last: int) -> str:
+    return "".join(f"{i},SYM{i % 7},{i / 4}\n" for i in range(first, last + 1))
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+@pytest.fixture
+def trades(tmp_path: Path) -> Path:
+    path = tmp_path / "trades.csv"
+    path.write_text(text(1, LINES))
+    return path
+
+
+def test_lines_come_out_as_they_went_in(cli: Cli, trades: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    reading = cli.start("sub", URL, out, "--side", "in", "--start", "earliest", "--max-events", LINES)
+    _, said = cli.run("pub", URL, SCHEMA, trades)
+    blocks = -(-LINES // 64)
+    assert said == f"esp: {LINES:,} events published, blocks 1 to {blocks}, all acknowledged\n"
+    _, said = ended(reading)
+    assert said == f"esp: {LINES:,} events written, {blocks:,} blocks, the last one {blocks} of run 0\n"
+    assert filecmp.cmp(trades, out, shallow=False)
+
+
+def test_lines_come_out_as_they_went_in_although_the_active_publisher_is_killed(
+    cli: Cli, trades: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.csv"
+    group = (URL, SCHEMA, trades, "--failover-group", "feed", "--rate", LINES)
+    reading = cli.start("sub", URL, out, "--side", "in", "--group", "reader", "--max-events", LINES)
+    active = cli.start("pub", *group)
+    until(lambda: size(out))
+    other = cli.start("pub", *group)
+    until(lambda: size(out) > size(trades) / 3)
+    active.kill()
+    assert active.wait() == -signal.SIGKILL
+    _, said = ended(other)
+    assert f"{LINES:,} events published" in said and "all acknowledged" in said
+    ended(reading)
+    assert filecmp.cmp(trades, out, shallow=False)
+
+
+def test_two_keys_in_a_file_make_a_publisher_redundant_and_sigterm_hands_over(cli: Cli, tmp_path: Path) -> None:
+    config, feed, out = tmp_path / "embedded.cfg", tmp_path / "feed.csv", tmp_path / "out.csv"
+    config.write_text(
+        f'embedded {{\n dir = "{cli.bus}"\n}}\nsas {{\n hotfailover = true\n failovergroup = "feed"\n}}\n'
+    )
+    feed.write_text(text(1, 3))
+    group = (URL, SCHEMA, feed, "--follow", "--config", config)
+    reading = cli.start("sub", URL, out, "--side", "in", "--group", "reader", "--max-events", 5)
+    active = cli.start("pub", *group)
+    until(lambda: size(out) == size(feed))
+    other = cli.start("pub", *group)
+    active.send_signal(signal.SIGTERM)
+    _, said = ended(active, 143)
+    assert said.endswith("3 events published, blocks 1 to 3, all acknowledged\n")
+    with feed.open("a") as more:
+        more.write(text(4, 5))
+    ended(reading)
+    assert out.read_text() == text(1, 5)
+    other.send_signal(signal.SIGINT)
+    assert "5 events published, blocks 1 to 5, all acknowledged" in ended(other, 130)[1]
+
+
+def test_what_a_file_grows_by_is_published_by_whole_lines(cli: Cli, tmp_path: Path) -> None:
+    feed, out = tmp_path / "feed.csv", tmp_path / "out.csv"
+    feed.write_text("1,IBM,1.5\n2,SA")
+    reading = cli.start("sub", URL, out, "--side", "in", "--start", "earliest", "--max-events", 2)
+    growing = cli.start("pub", URL, SCHEMA, feed, "--follow")
+    until(lambda: size(out))
+    assert out.read_text() == "1,IBM,1.5\n"
+    with feed.open("a") as more:
+        more.write("S,2.5\n3,half")
+    ended(reading)
+    assert out.read_text() == "1,IBM,1.5\n2,SAS,2.5\n"
+    growing.send_signal(signal.SIGTERM)
+    assert "2 events published" in ended(growing, 143)[1]
+
+
+def test_a_file_that_becomes_shorter_is_an_error(cli: Cli, tmp_path: Path) -> None:
+    feed, out = tmp_path / "feed.csv", tmp_path / "out.csv"
+    feed.write_text(text(1, 2))
+    reading = cli.start("sub", URL, out, "--side", "in", "--start", "earliest", "--max-events", 2)
+    growing = cli.start("pub", URL, SCHEMA, feed, "--follow")
+    ended(reading)
+    feed.write_text("")
+    assert "became shorter" in ended(growing, 1)[1]
+
+
+def test_a_bad_line_ends_it_when_all_before_is_acknowledged(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text(text(1, 100) + "101,IBM,much\n" + text(102, 103))
+    _, said = cli.run("pub", URL, SCHEMA, feed, code=1)
+    assert "100 events published, blocks 1 to 2, all acknowledged" in said
+    assert "line 101: column 3, field 'price' (double): 'much' is not a number" in said
+    assert cli.read("--max-events", 100) == text(1, 100)
+
+
+def test_bad_lines_are_skipped_and_counted_when_that_is_wanted(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text(text(1, 1) + "x,IBM,1\n\xff" * 12 + "\n" + text(2, 2), encoding="latin-1")
+    _, said = cli.run("pub", URL, SCHEMA, feed, "--ignore-parse-errors")
+    assert "line 2: column 1, field 'id' (int64): 'x' is not an integer" in said
+    assert said.count("skipped: ") == 10
+    assert "2 events published, blocks 1 to 1, all acknowledged; 13 bad lines skipped" in said
+    assert cli.read("--max-events", 2) == text(1, 2)
+
+
+def test_a_byte_order_mark_and_mixed_ends_of_lines_are_read(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_bytes(b'\xef\xbb\xbfid,symbol,price\r\n1,"a,\r\nb",1.5\r\n2,c,2.5\n3,d,3.5')
+    cli.run("pub", URL, SCHEMA, feed, "--header", "names")
+    out = tmp_path / "out.csv"
+    cli.run("sub", URL, out, "--side", "in", "--start", "earliest", "--max-events", 3, "--header")
+    assert out.read_bytes() == b'id,symbol,price\n1,"a,\r\nb",1.5\n2,c,2.5\n3,d,3.5\n'
+
+
+def test_standard_input_and_output_in_json(cli: Cli) -> None:
+    writing = cli.start("pub", URL, SCHEMA, "-", "--format", "json", stdin=subprocess.PIPE)
+    writing.stdin.write('[[{"id": 1, "symbol": "IBM", "price": 1.5}], [{"id": 2}]]')
+    writing.stdin.close()
+    writing.stdin = None
+    assert "2 events published, blocks 1 to 2" in ended(writing)[1]
+    first, second = cli.read("--max-events", 2, "--format", "json").splitlines()
+    assert first == '{"events":{"entries":[{"id":1,"symbol":"IBM","price":1.5}]}}'
+    assert '"id":2' in second
+
+
+def test_repeat_rate_and_max_events(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text(text(1, 10))
+    _, said = cli.run("pub", URL, SCHEMA, feed, "--repeat", 9, "--max-events", 45, "--rate", 100, "--block-size", 10)
+    assert "45 events published, blocks 1 to 5, all" in said
+    sent = [float(re.findall(r":([\d.]{9})  ", line)[0]) for line in cli.run("tail", URL)[0].splitlines()[1:]]
+    assert (sent[-1] - sent[0]) % 60 >= 0.3, "four pauses of a tenth of a second, the first block perhaps sent late"
+    assert cli.read("--max-events", 45) == text(1, 10) * 4 + text(1, 5)
+
+
+def listening(process: subprocess.Popen[str]) -> socket.socket:
+    assert process.stderr is not None
+    found = re.search(r"listening on port (\d+)", process.stderr.readline())
+    assert found
+    return socket.create_connection(("127.0.0.1", int(found[1])), BOUND)
+
+
+def test_half_a_line_of_a_peer_that_left_is_not_published(cli: Cli) -> None:
+    publishing = cli.start("pub", URL, SCHEMA, ":0")
+    with listening(publishing) as peer:
+        peer.sendall(b"1,IBM,1.5\n2,SAS,2.5\n3,MSFT,12")
+    _, said = ended(publishing, 1)
+    assert "2 events published, blocks 1 to 2, all acknowledged" in said
+    assert "left in the middle of a line: '3,MSFT,12'" in said
+
+
+def test_a_peer_that_stalls_holds_up_neither_what_it_sent_nor_sigterm(cli: Cli, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    reading = cli.start("sub", URL, out, "--side", "in", "--start", "earliest", "--max-events", 1)
+    publishing = cli.start("pub", URL, SCHEMA, ":0")
+    with listening(publishing) as peer:
+        peer.sendall(b"1,IBM,1.5\n2,")
+        ended(reading)
+        publishing.send_signal(signal.SIGTERM)
+        assert "1 events published, blocks 1 to 1, all acknowledged" in ended(publishing, 143)[1]
+    assert out.read_text() == "1,IBM,1.5\n"
+
+
+def test_peers_are_called_and_answered(cli: Cli, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(BOUND)
+        publishing = cli.start("pub", URL, SCHEMA, f"127.0.0.1:{server.getsockname()[1]}")
+        peer, _ = server.accept()
+        with peer:
+            peer.sendall(text(1, 4).encode())
+        ended(publishing)
+        publishing = cli.start("pub", URL, SCHEMA, f"127.0.0.1:{server.getsockname()[1]}", "--format", "json")
+        peer, _ = server.accept()
+        with peer:
+            peer.sendall(b'[[{"id":5,"symbol":"SYM5","price":1.25}]]')
+        ended(publishing)
+    reading = cli.start("sub", URL, ":0", "--side", "in", "--start", "earliest", "--max-events", 5)
+    with listening(reading) as peer, peer.makefile() as lines:
+        assert lines.read() == text(1, 5)
+    ended(reading)
+
+
+def test_a_peer_that_reads_nothing_costs_nothing(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text("".join(f"{i},{'x' * 1000},1.0\n" for i in range(20_000)))
+    cli.run("pub", URL, SCHEMA, feed)
+    reading = cli.start("sub", URL, ":0", "--side", "in", "--group", "reader")
+    with listening(reading) as peer:
+        assert select.select([peer], [], [], BOUND)[0]
+        reading.send_signal(signal.SIGTERM)
+        ended(reading, 143)
+        with peer.makefile("rb") as lines:
+            got = lines.read()  # what the system had taken over
+    whole, out = feed.read_bytes(), tmp_path / "out.csv"
+    assert whole.startswith(got) and len(got) < len(whole)
+    reading = cli.start("sub", URL, out, "--side", "in", "--group", "reader")
+    until(lambda: size(out) and b"\n19999," in out.read_bytes()[-1100:])
+    reading.send_signal(signal.SIGTERM)
+    ended(reading, 143)
+    rest = out.read_bytes()
+    assert whole.endswith(rest) and len(got) + len(rest) >= len(whole), "what the peer did not get comes again"
+
+
+def test_what_a_full_disk_did_not_take_is_not_confirmed(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text(text(1, 200))
+    cli.run("pub", URL, SCHEMA, feed)
+    _, said = cli.run("sub", URL, "/dev/full", "--side", "in", "--group", "reader", code=1)
+    assert "/dev/full cannot be written: No space left on device" in said
+    out = tmp_path / "out.csv"
+    cli.run("sub", URL, out, "--side", "in", "--group", "reader", "--max-events", 200)
+    assert out.read_text() == text(1, 200)
+
+
+def test_a_group_adds_to_its_file(cli: Cli, tmp_path: Path) -> None:
+    feed, out = tmp_path / "feed.csv", tmp_path / "out.csv"
+    feed.write_text(text(1, 200))
+    cli.run("pub", URL, SCHEMA, feed)
+    reader = ("sub", URL, out, "--side", "in", "--group", "reader", "--header")
+    _, said = cli.run(*reader, "--max-events", 100)
+    assert "128 events written, 2 blocks" in said, "it ends with a whole block"
+    with out.open("a") as torn:
+        torn.write("129,half of a li")
+    cli.run(*reader, "--max-events", 72)
+    assert out.read_text() == "id,symbol,price\n" + text(1, 200)
+
+
+def test_output_is_turned_over_by_size_and_by_time(cli: Cli, tmp_path: Path) -> None:
+    feed, sized, timed = tmp_path / "feed.csv", tmp_path / "sized.csv", tmp_path / "timed.csv"
+    feed.write_text(text(1, 500))
+    cli.run("pub", URL, SCHEMA, feed)
+    reader = ("--side", "in", "--start", "earliest", "--max-events")
+    cli.run("sub", URL, sized, *reader, 500, "--max-file-size", "4KiB", "--header")
+    parts = [
+        *(tmp_path / f"sized.{number}.csv" for number in range(1, len(list(tmp_path.glob("sized.*.csv"))) + 1)),
+        sized,
+    ]
+    assert len(parts) > 1 and all(size(part) <= 4096 for part in parts)
+    head = "id,symbol,price\n"
+    assert all(part.read_text().startswith(head) for part in parts)
+    assert "".join(part.read_text().removeprefix(head) for part in parts) == text(1, 500)
+    reading = cli.start("sub", URL, timed, *reader, 501, "--periodicity", "100ms")
+    until((tmp_path / "timed.1.csv").exists)
+    assert (tmp_path / "timed.1.csv").read_text() == text(1, 500)
+    feed.write_text(text(501, 501))
+    cli.run("pub", URL, SCHEMA, feed)
+    ended(reading)
+    assert timed.read_text() == text(501, 501)
+
+
+def test_a_slip_in_the_cfg_file_names_the_right_key(cli: Cli, tmp_path: Path) -> None:
+    config = tmp_path / "embedded.cfg"
+    config.write_text("sas {\n hotfailver = true\n}\nembedded {\n}\n")
+    _, said = cli.run("pub", URL, SCHEMA, "-", "--config", config, code=2)
+    assert "embedded.cfg:2: sas has no key 'hotfailver'; the nearest known one is 'hotfailover'" in said
+
+
+def test_the_adapter_takes_the_classic_flags(cli: Cli, tmp_path: Path) -> None:
+    config, feed, out = tmp_path / "embedded.cfg", tmp_path / "feed.csv", tmp_path / "out.csv"
+    config.write_text(f'embedded {{\n dir = "{cli.bus}"\n}}\nsas {{\n dateformat = "%Y-%m-%d %H:%M:%S"\n}}\n')
+    feed.write_text("i,n,1,IBM,2026-11-18 21:30:00\nd,n,1,,\np,n,2,SAS,2026-11-18 21:30:01\n")
+    common = f'transportconfigfile={config},side=in,schema="id*:int64,symbol:string,at:stamp"'
+    moments = ("-t", "csv", "-l", "embedded", "-d", "%Y-%m-%d %H:%M:%S")
+    _, said = cli.run("adapter", "-k", "pub", "-h", URL, "-f", feed, *moments, "-b", 2, "-C", common)
+    assert "3 events published, blocks 1 to 2" in said
+    keys = f"type=sub,url={URL},fsname={out},group=reader,maxevents=3,{common}"
+    cli.run("adapter", "-c", 3600, "-C", keys)
+    assert out.read_text() == "I,N,1,IBM,2026-11-18 21:30:00\nD,N,1,,\nP,N,2,SAS,2026-11-18 21:30:01\n"
+    _, said = cli.run("adapter", "-k", "pub", "-h", URL, "-f", feed, "-C", "blocksise=3", code=2)
+    assert "the nearest known one is 'blocksize'" in said
+    assert "quiesced" in cli.run("adapter", "-k", "pub", "-h", URL, "-f", feed, "-Q", code=2)[1]
+    assert "binary" in cli.run("adapter", "-k", "pub", "-h", URL, "-f", feed, "-t", "binary", code=2)[1]
+
+
+def test_plain_lines_do_not_hide_a_delete(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text("I,N,1,IBM,1.5\nD,N,1,,\n")
+    cli.run("pub", URL, SCHEMA, feed, "--opcodes")
+    reader = ("sub", URL, "-", "--side", "in", "--start", "earliest", "--max-events", 2)
+    assert "pass --opcodes" in cli.run(*reader, code=1)[1]
+    assert cli.run(*reader, "--opcodes")[0] == feed.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "expected"),
+    [
+        (("pub", "http://cli:5555/a/b/c", SCHEMA, "-"), 2, "is not dfESP"),
+        (("pub", URL, SCHEMA, "no-such-file.csv"), 1, "no-such-file.csv: No such file or directory"),
+        (("pub", URL, SCHEMA, "."), 1, "directory"),
+        (("pub", URL, "-"), 2, "so it has no schema: give one"),
+        (("pub", URL, "id:int64", "-"), 1, "no field is a key"),
+        (("pub", URL, SCHEMA, "127.0.0.1:1"), 1, "127.0.0.1:1 cannot be reached: "),
+        (("pub", URL, SCHEMA, "-", "--bus", "kafak"), 2, "did you mean 'kafka'?"),
+        (("pub", URL, SCHEMA, "-", "-C", "rate"), 2, "-C is key=value"),
+        (("pub", URL, SCHEMA, "-", "more"), 2, "too many arguments"),
+        (("sub", URL, "/no/such/folder/out.csv"), 1, "No such file or directory"),
+        (("sub", URL, "-", "--start", "yesterday"), 2, "--start is earliest"),
+        (("purge", URL, "--yes"), 1, "there is no topic of"),
+        (("tail", URL), 1, "there is no topic of"),
+        (("check-history-less",), 2, "No such command"),
+    ],
+    ids=lambda value: None,
+)  # fmt: skip
+def test_whatever_is_wrong_is_said_in_a_line(cli: Cli, arguments: tuple[str, ...], code: int, expected: str) -> None:
+    _, said = cli.run(*arguments, code=code)
+    assert expected in " ".join(said.split()), said
+
+
+def test_topics_tail_and_purge(cli: Cli, tmp_path: Path) -> None:
+    feed, out = tmp_path / "feed.csv", tmp_path / "out.csv"
+    feed.write_text(text(1, 30))
+    group = ("pub", URL, SCHEMA, feed, "--failover-group", "feed", "--block-size", 10)
+    cli.run(*group)
+    assert f"cli:5555/market/cq/Trades/I  {SCHEMA}" in cli.run("topics")[0]
+    rows = [line.split() for line in cli.run("tail", URL, "-n", 2)[0].splitlines()[1:]]
+    assert [(row[1], row[2], row[3], row[4]) for row in rows] == [("block", "0", "2", "10"), ("block", "0", "3", "10")]
+    assert "Aborted" in cli.run("purge", URL, code=1)[1]
+    assert "1 failover groups begin a new run" in cli.run("purge", URL, "--yes")[1]
+    assert len(cli.run("tail", URL)[0].splitlines()) == 1
+    following = cli.start("tail", URL, "--follow", stderr=subprocess.STDOUT)
+    assert following.stdout is not None and "position" in following.stdout.readline()
+    assert "blocks 1 to 3, all acknowledged" in cli.run(*group)[1]
+    seen = [following.stdout.readline().split() for _ in range(3)]
+    assert [(row[1], row[2], row[3]) for row in seen] == [("block", "1", str(id)) for id in (1, 2, 3)]
+    following.send_signal(signal.SIGTERM)
+    ended(following, 143)
+    assert "is over, the current one is 1" in cli.run(*group, "--run", 0, code=1)[1]
+    cli.run("sub", URL, out, "--side", "in", "--start", "earliest", "--max-events", 30)
+    assert out.read_text() == text(1, 30)
+
+
+def test_the_doctor_names_the_bus_and_what_is_missing(cli: Cli) -> None:
+    out, _ = cli.run("doctor", "--bus", "embedded")
+    assert f"bus embedded: answers at {cli.bus}, 0 topics" in out
+    assert "extra cli: " in out
+    cli.bus.chmod(0o755)
+    out, said = cli.run("doctor", "--bus", "embedded", code=1)
+    assert "chmod 700" in out and "bus embedded cannot be used" in said
+
+
+def test_a_terminal_sees_how_it_goes(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text(text(1, 100))
+    mine, theirs = pty.openpty()
+    try:
+        publishing = cli.start(
+            "pub", URL, SCHEMA, feed, "--follow", "--failover-group", "feed", stderr=theirs,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
+        )  # fmt: skip
+        shown, end = b"", time.monotonic() + BOUND
+        while b"100 events, " not in shown or b"block 100, acknowledged 100, active" not in shown:
+            assert time.monotonic() < end and select.select([mine], [], [], BOUND)[0], shown
+            shown += os.read(mine, 4096)
+        publishing.send_signal(signal.SIGINT)
+        assert publishing.wait(BOUND) == 130
+    finally:
+        os.close(mine)
+        os.close(theirs)

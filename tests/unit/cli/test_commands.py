@@ -1,0 +1,129 @@
+"""What needs no bus: help, the extra, keys, history files."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from esp_pubsub import ConfigError, EventFlag, Opcode
+from esp_pubsub.cli.app import app
+from esp_pubsub.cli.options import adapter_options, failover, pairs, settings
+from esp_pubsub.config import SasOptions
+from esp_pubsub.testing.history import Delivered, Published, line
+
+ROOT = Path(__file__).parents[3]
+COMMANDS = ["pub", "sub", "adapter", "topics", "tail", "purge", "doctor", "check-history", "demo"]
+PLACE = {"url": "dfESP://h:1/p/c/w", "fsname": "x.csv"}
+
+
+@pytest.mark.parametrize("command", COMMANDS[:-1])
+def test_every_command_explains_itself_and_its_exit_codes(command: str) -> None:
+    shown = CliRunner().invoke(app, [command, "--help"])
+    assert shown.exit_code == 0
+    assert "130 ended by Ctrl-C" in " ".join(shown.output.split())
+
+
+def test_every_command_is_listed() -> None:
+    assert [
+        command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands
+    ] == COMMANDS
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    program = "import sys; sys.modules['typer'] = None\nfrom esp_pubsub.cli.__main__ import main; main()"
+    refused = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "esp: the command line needs typer, which is not installed: pip install 'esp-pubsub[cli]'\n"
+    )
+
+
+def test_nothing_but_the_command_line_imports_typer_or_rich() -> None:
+    for path in (ROOT / "esp_pubsub").rglob("*.py"):
+        if "cli" in path.parts or "transports" in path.parts or "spark_bridge" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {"typer", "rich"} & {name.partition(".")[0] for name in names}, path
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=1,b=x y", {"a": "1", "b": "x y"}),
+        ('schema="id*:int64,x:double",b=2', {"schema": "id*:int64,x:double", "b": "2"}),
+        ("a=", {"a": ""}),
+        (None, {}),
+    ],
+)
+def test_keys_behind_c(text: str | None, expected: dict[str, str]) -> None:
+    assert pairs(text) == expected
+
+
+@pytest.mark.parametrize("text", ["a", "a=1,,b=2", "a=1,a=2", 'a="1', "=1"])
+def test_what_is_no_key_and_value_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="-C is key=value"):
+        pairs(text)
+
+
+@pytest.mark.parametrize("text", ["a", "=1", "config=x", "on_notice=x"])
+def test_settings_are_keys_of_the_bus(text: str) -> None:
+    assert settings(["a=b=c"]) == {"a": "b=c"}
+    with pytest.raises(ConfigError, match="--set is key=value"):
+        settings([text])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("blocksize", "0"), ("blocksize", "many"), ("fstype", "xml"), ("side", "up"), ("header", "-1"), ("rate", "-1"),
+        ("addcsvflags", "some"), ("csvincludeschema", "always"), ("periodicity", "soon"), ("quiesce", "true"),
+        ("nosuchkey", "1"), ("type", "both"),
+    ],
+)  # fmt: skip
+def test_a_key_that_cannot_be_is_refused(key: str, value: str) -> None:
+    with pytest.raises(ConfigError):
+        adapter_options(PLACE, {key: value})
+
+
+def test_flags_win_over_keys() -> None:
+    assert adapter_options({**PLACE, "blocksize": "3", "rate": "5"}, {"blocksize": 4, "rate": None}).blocksize == 4
+
+
+def test_the_columns_of_opcode_and_flags_are_there_unless_they_are_added() -> None:
+    assert adapter_options({}, PLACE).csv().opcode is None
+    given = adapter_options(
+        {"addcsvopcode": "true", "addcsvflags": "partialupdate", "publishwithupsert": "true"}, PLACE
+    )
+    assert (given.csv().opcode, given.csv().flags) == (Opcode.UPSERT, EventFlag.PARTIAL)
+
+
+def test_failover_by_file_and_by_flag() -> None:
+    plain = adapter_options({}, PLACE)
+    cfg = SasOptions(hotfailover=True, failovergroup="feed", numbufferedmsgs=7, zookeeperhostport="z:2181")
+    assert failover(plain, SasOptions(), 0) is None
+    assert failover(plain, SasOptions(failovergroup="feed"), 0) is None
+    found = failover(plain, cfg, 3)
+    assert found is not None
+    assert (found.group, found.run, found.buffer, found.election) == ("feed", 3, 7, "zookeeper://z:2181")
+    found = failover(adapter_options({}, {**PLACE, "failovergroup": "mine", "election": "log"}), cfg, 0)
+    assert found is not None and (found.group, found.election) == ("mine", "log")
+    with pytest.raises(ConfigError, match="failovergroup"):
+        failover(plain, SasOptions(hotfailover=True), 0)
+
+
+def test_histories_are_judged(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    given = line(Published("p", 1, 0, 1, "d", "acked", 1.0))
+    come = line(Delivered("s", 1, 0, 1, "d", 2.0))
+    good.write_text(given + come)
+    bad.write_text(given + come + come)
+    judge = [sys.executable, "-m", "esp_pubsub.cli", "check-history"]
+    assert subprocess.run([*judge, good], cwd=ROOT, capture_output=True, check=False).returncode == 0
+    judged = subprocess.run([*judge, good, bad], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (judged.returncode, judged.stderr) == (1, "esp: 2 faults\n")
+    assert "doubled" in judged.stdout
