@@ -1,0 +1,246 @@
+"""The data source `esp` for PySpark: what Spark calls, and in which process.
+
+    driver of a query     EspStreamReader plans: one Planner for the query's life
+    workers               EspStreamReader.read: bodies of the ranges that were planned
+
+Spark pickles sources, readers and partitions, so they hold options and numbers only.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from esp_pubsub.bus import Break
+from esp_pubsub.errors import BusUnavailable, ConfigError, SchemaError
+from esp_pubsub.schema import Schema
+from esp_pubsub.wire.frame import Frame, parse
+
+from .connection import Connection, connected
+from .offsets import Mark, Offset, from_json, to_json
+from .options import Options, read_options
+from .planner import Planner, open_at
+from .rows import batches, spark_schema
+from .scan import refused
+from .writer import EspStreamWriter, EspWriter, writing
+
+ROWS_A_TASK, TASKS_MOST = 262_144, 16
+_READ = 1_000, 8 << 20
+_PAUSE = 0.2
+_log = logging.getLogger("esp_pubsub.spark")
+
+
+@dataclass
+class EspPartition(InputPartition):
+    """Positions of one topic that a worker is to read."""
+
+    topic: str
+    incarnation: int | None
+    ranges: tuple[tuple[int, int], ...]
+
+
+class EspSource(DataSource):
+    """`spark.readStream.format("esp")`, and `read`, `writeStream` and `write`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` takes."""
+        return "esp"
+
+    @cached_property
+    def _found(self) -> tuple[Options, Schema]:
+        """Found where `schema` is called, once; Spark hands the source on with it."""
+        options = read_options(self.options, "out")
+        return options, _find_schema(options)
+
+    def schema(self) -> str:
+        """The window's fields, from the option `schema` or from what its publisher retained."""
+        options, schema = self._found
+        return spark_schema(schema, options.columns)
+
+    def streamReader(self, schema: Any) -> EspStreamReader:  # Spark's name
+        """See `DataSource.streamReader`."""
+        if self._found[0].end != "latest":
+            raise ConfigError("a stream has no end: the option end is for spark.read", key="end")
+        return EspStreamReader(*self._found)
+
+    def reader(self, schema: Any) -> EspReader:
+        """See `DataSource.reader`."""
+        return EspReader(*self._found)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> EspStreamWriter:  # Spark's name
+        """See `DataSource.streamWriter`."""
+        return EspStreamWriter(*writing(self.options, overwrite))
+
+    def writer(self, schema: Any, overwrite: bool) -> EspWriter:
+        """See `DataSource.writer`."""
+        return EspWriter(*writing(self.options, overwrite))
+
+
+def _find_schema(options: Options) -> Schema:
+    schema = options.schema
+    with connected(options) as connection:
+        for topic in options.topics:
+            found = connection.ask(options.timeout, connection.client.topic_schema, topic, options.schema)
+            if found is None:
+                raise SchemaError(f"nobody has published to {topic}, so its schema is not known: set the option schema")
+            if schema is not None and found != schema:
+                raise SchemaError(f"{options.topics[0]} and {topic} have different schemas; read each by its own query")
+            schema = found
+    return cast(Schema, schema)
+
+
+def partitions(start: Offset, end: Offset) -> Sequence[EspPartition]:
+    """The work of a batch: the ranges between two offsets, those with many rows cut into several."""
+    found = []
+    for topic, mark in end.items():
+        begun = start[topic]
+        messages = sum(last - first for first, last in mark.ranges(begun))
+        pieces = min(TASKS_MOST, -(-(mark.counts["rows"] - begun.counts["rows"]) // ROWS_A_TASK))
+        if messages and pieces:
+            ranges = _cut(list(mark.ranges(begun)), -(-messages // pieces))
+            found += [EspPartition(topic, mark.incarnation, each) for each in ranges]
+    return found
+
+
+def _cut(ranges: list[tuple[int, int]], most: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    piece: list[tuple[int, int]] = []
+    room = most
+    for first, end in ranges:
+        while first < end:
+            taken = min(room, end - first)
+            piece.append((first, first + taken))
+            first, room = first + taken, room - taken
+            if not room:
+                yield tuple(piece)
+                piece, room = [], most
+    if piece:
+        yield tuple(piece)
+
+
+def read(partition: EspPartition, options: Options, schema: Schema) -> Iterator[pa.RecordBatch]:
+    """What a worker does: the bodies of these positions, in their order, as batches of many rows."""
+    with connected(options) as connection:
+        view = options.views[options.topics.index(partition.topic)]
+        yield from batches(_frames(connection, partition, options), schema, options.columns, view)
+
+
+def _frames(connection: Connection, partition: EspPartition, options: Options) -> Iterator[Frame]:
+    """What stands in the ranges. After trouble it goes on; BusUnavailable when there was nothing for too long."""
+    topic, ranges = partition.topic, partition.ranges
+    position, end = ranges[0][0], ranges[-1][1]
+    last_news = time.monotonic()
+    while position < end:
+        try:
+            feed = connection.ask(options.timeout, open_at, connection.bus, topic, partition.incarnation, position)
+            try:
+                while position < end:
+                    found = connection.ask(options.timeout, feed.read, *_READ)
+                    for each in found:
+                        if isinstance(each, Break):
+                            raise refused(topic, each, position)
+                        position = each.position + 1
+                        while ranges and each.position >= ranges[0][1]:
+                            ranges = ranges[1:]
+                        if ranges and each.position >= ranges[0][0]:
+                            yield parse(each.data, each.position)
+                    last_news = time.monotonic()
+            finally:
+                connection.ask(options.timeout, feed.aclose)
+        except BusUnavailable as error:
+            if time.monotonic() - last_news >= options.timeout:
+                raise
+            _log.warning("%s at %s: %s; trying again", topic, position, error)
+            time.sleep(_PAUSE)
+
+
+class EspStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream of one or several windows."""
+
+    def __init__(self, options: Options, schema: Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._planner: Planner | None = None
+
+    def _plan(self) -> Planner:
+        if self._planner is None:
+            self._planner = Planner(self._options)
+        return self._planner
+
+    def _offset(self, found: Any) -> dict[str, Mark]:
+        return from_json(found, self._options.topics)
+
+    def initialOffset(self) -> dict[str, Any]:
+        """See `DataSourceStreamReader.initialOffset`."""
+        return to_json(self._plan().first())
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """The option maxRowsPerTrigger."""
+        most = self._options.most_rows
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """See `SupportsTriggerAvailableNow`."""
+        self._plan().freeze()
+
+    def latestOffset(self, start: Any, limit: ReadLimit) -> dict[str, Any]:
+        """Called every few milliseconds."""
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return to_json(self._plan().next(self._offset(start), most))
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """See `DataSourceStreamReader.reportLatestOffset`."""
+        latest = self._plan().latest()
+        return None if latest is None else to_json(latest)
+
+    def partitions(self, start: Any, end: Any) -> Sequence[EspPartition]:
+        """A function of the two offsets alone."""
+        return partitions(self._offset(start), self._offset(end))
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """See `DataSourceStreamReader.read`."""
+        return read(partition, self._options, self._schema)
+
+    def commit(self, end: Any) -> None:
+        """The checkpoint is the truth; this tells others."""
+        if self._options.confirm_as is not None:
+            self._plan().confirm(self._options.confirm_as, self._offset(end))
+
+    def stop(self) -> None:
+        """See `DataSourceStreamReader.stop`; Spark may end the process without it."""
+        if self._planner is not None:
+            self._planner.close()
+
+
+class EspReader(DataSourceReader):
+    """What stands on one or several windows now, from `start` on."""
+
+    def __init__(self, options: Options, schema: Schema) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[EspPartition]:
+        """Looks at everything from `start` to the present end."""
+        planner = Planner(self._options)
+        try:
+            planner.freeze()
+            found: list[EspPartition] = []
+            start = planner.first()
+            while (end := planner.next(start, None)) != start:
+                found += partitions(start, end)
+                start = end
+            return found or [EspPartition(self._options.topics[0], None, ())]
+        finally:
+            planner.close()
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """See `DataSourceReader.read`."""
+        return read(partition, self._options, self._schema) if partition.ranges else iter(())

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from esp_pubsub.encode import Encoder
+from esp_pubsub.errors import ConfigError
+from esp_pubsub.spark_bridge.ledger import Body, Ledger
+
+from .topic import SCHEMA
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Iterator[Callable[[], Ledger]]:
+    """The same ledger, opened anew."""
+    opened: list[Ledger] = []
+
+    def again() -> Ledger:
+        opened.append(Ledger(sqlite3.connect(tmp_path / "ledger.db")))
+        return opened[-1]
+
+    yield again
+    for each in opened:
+        each.close()
+
+
+def bodies(*numbers: int) -> list[Body]:
+    return [Encoder(SCHEMA).encode([(number,)]) for number in numbers]
+
+
+def test_a_batch_is_done_once_the_transaction_is_over(book: Callable[[], Ledger]) -> None:
+    one = book()
+    with one.transaction():
+        one.note("s", 3)
+    assert book().done("s", 3)
+    assert not book().done("s", 2)
+    assert not book().done("other", 3)
+
+
+def test_what_raises_leaves_neither_note_nor_effect(book: Callable[[], Ledger]) -> None:
+    one = book()
+    one.connection.execute("CREATE TABLE effect (x)")
+    with pytest.raises(ZeroDivisionError), one.transaction():
+        one.connection.execute("INSERT INTO effect VALUES (1)")
+        one.note("s", 1)
+        raise ZeroDivisionError
+    assert not book().done("s", 1)
+    assert book().connection.execute("SELECT * FROM effect").fetchall() == []
+
+
+def test_a_batch_cannot_be_noted_twice(book: Callable[[], Ledger]) -> None:
+    one = book()
+    with one.transaction():
+        one.note("s", 1)
+    with pytest.raises(sqlite3.IntegrityError), one.transaction():
+        one.note("s", 1)
+
+
+def test_blocks_get_their_ids_in_one_line_over_the_lives_of_ledgers(book: Callable[[], Ledger]) -> None:
+    for numbers in ((1, 2), (), (3,)):
+        one = book()
+        with one.transaction():
+            one.add("s", 5, SCHEMA.fingerprint, bodies(*numbers))
+    waiting = book().waiting("s")
+    assert [frame.id for frame in waiting] == [1, 2, 3]
+    assert [frame.link for frame in waiting] == [0, waiting[0].chain, waiting[1].chain]
+    assert {frame.source for frame in waiting} == {5}
+    assert book().waiting("other") == []
+
+
+def test_what_was_published_is_forgotten_and_the_line_goes_on(book: Callable[[], Ledger]) -> None:
+    one = book()
+    with one.transaction():
+        one.add("s", 5, SCHEMA.fingerprint, bodies(1, 2, 3))
+    last = one.waiting("s")[-1]
+    with one.transaction():
+        one.published("s", 2)
+    assert [frame.id for frame in book().waiting("s")] == [3]
+    with one.transaction():
+        one.published("s", 3)
+        one.add("s", 5, SCHEMA.fingerprint, bodies(4))
+    [frame] = book().waiting("s")
+    assert (frame.id, frame.link) == (4, last.chain)
+
+
+def test_blocks_that_were_not_committed_leave_no_trace(book: Callable[[], Ledger]) -> None:
+    one = book()
+    with pytest.raises(ZeroDivisionError), one.transaction():
+        one.add("s", 5, SCHEMA.fingerprint, bodies(1))
+        raise ZeroDivisionError
+    with one.transaction():
+        one.add("s", 5, SCHEMA.fingerprint, bodies(2))
+    assert [frame.id for frame in one.waiting("s")] == [1]
+
+
+def test_a_connection_that_commits_by_itself_is_refused(tmp_path: Path) -> None:
+    for _ in "ab":  # the probe leaves nothing behind
+        connection = sqlite3.connect(tmp_path / "a.db", isolation_level=None)
+        with pytest.raises(ConfigError, match="without autocommit"):
+            Ledger(connection)
+        connection.close()
+
+
+def test_a_paramstyle_that_it_does_not_speak_is_refused() -> None:
+    with pytest.raises(ConfigError, match="paramstyle is one of"):
+        Ledger(None, paramstyle="named")
