@@ -16,8 +16,9 @@ import pytest
 import esp_pubsub as esp
 from esp_pubsub.spark_bridge import register
 from esp_pubsub.spark_bridge.connection import close_all
+from tests.support.install import java
 
-TIMEOUT = 60.0  # the first batch of a query takes 5 s on a machine with nothing else to do
+TIMEOUT = 120.0  # the first batch of a query takes 5 s; and Java may have to be installed
 PATIENCE = 40.0
 ROOT = Path(__file__).parents[2]
 _FAST = {
@@ -68,6 +69,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patched:
         for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             patched.setenv(name, sys.executable)
+        patched.setenv("JAVA_HOME", str(Path(java()).resolve().parents[1]))
         patched.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         builder = SparkSession.builder.master("local[2]").appName("tests")  # type: ignore[attr-defined]
         for key, value in _FAST.items():
