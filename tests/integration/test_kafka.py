@@ -78,7 +78,7 @@ async def make_topic(kafka: Kafka, name: str, partitions: int = 1, **configs: st
 def run(folder: Path, name: str, code: str) -> subprocess.Popen[str]:
     (folder / name).write_text(code)
     return subprocess.Popen(
-        [sys.executable, "-X", "dev", "-W", "error", name], cwd=folder, text=True,
+        [sys.executable, "-W", "error", name], cwd=folder, text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

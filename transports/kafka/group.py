@@ -54,6 +54,7 @@ class Membership(ConsumerRebalanceListener):
             session_timeout_ms=session,
             heartbeat_interval_ms=min(round(self._link.settings.heartbeat * 1000), session // 3),
             max_poll_interval_ms=round(options.lease * 1000),
+            metadata_max_age_ms=2_000,  # how soon a topic that was made anew is seen, and shared out again
             # Who reads keeps reading when others come. The client keeps who it was in the class.
             partition_assignment_strategy=(type("Sticky", (StickyPartitionAssignor,), {}),),
         )

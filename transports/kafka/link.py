@@ -30,6 +30,7 @@ from aiokafka.errors import (
     InvalidTopicError,
     KafkaError,
     MessageSizeTooLargeError,
+    NodeNotReadyError,
     PolicyViolationError,
     SaslAuthenticationFailed,
     TopicAlreadyExistsError,
@@ -210,9 +211,7 @@ class Link:
 
     async def largest_message(self) -> int:
         """The largest batch the cluster takes; what it is by default, where we may not ask."""
-        admin, _ = await self._asking()
-        with words("asking for message.max.bytes"):
-            broker = str((await admin.describe_cluster())["brokers"][0]["node_id"])
+        broker = await self._a_broker()
         try:
             return await self._largest(ConfigResourceType.BROKER, broker, "message.max.bytes")
         except BusRefused as refused:
@@ -220,6 +219,19 @@ class Link:
                 raise
             _log.info("this user may not see the cluster's message.max.bytes; taken for %d", _LARGEST)
             return _LARGEST
+
+    async def _a_broker(self) -> str:
+        """The number of a broker. One that has just come up may know of none for a moment, itself included."""
+        admin, asker = await self._asking()
+        with words("asking for the cluster's brokers"):
+            async with asyncio.timeout(self.timeout):
+                while True:
+                    try:
+                        return str((await admin.describe_cluster())["brokers"][0]["node_id"])
+                    except (NodeNotReadyError, IndexError):
+                        await asyncio.sleep(0.1)
+                        for each in (admin._client, asker._client):  # noqa: SLF001  # neither has a public way
+                            await each.force_metadata_update()
 
     async def largest_of(self, topic: str) -> int:
         """The largest batch that a topic takes."""
