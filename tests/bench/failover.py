@@ -20,6 +20,7 @@ from typing import Any
 import esp_pubsub as esp
 from esp_pubsub.failover.log_election import BEAT_EVERY, SILENT_BEATS
 from tests.bench.report import URL, Crew, Member, Report, heard, main, say
+from tests.bench.work import note_times
 
 SCHEMA = "id*:int64,text:string"
 RATE = 1_000
@@ -65,23 +66,7 @@ async def member(directory: str, begun: float) -> None:
 async def watch(directory: str) -> None:
     """Note when each block came; on SIGUSR1 write it all out and end."""
     async with esp.init(dir=directory) as client, client.subscriber(URL, side="in", start="earliest") as subscriber:
-        times: list[float] = []
-        ended = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, ended.set)
-        say(ready=os.getpid())
-
-        async def read() -> None:
-            async for block in subscriber:
-                if block.id != len(times) + 1:
-                    raise RuntimeError(f"block {block.id} after {len(times)}")
-                times.append(time.monotonic())
-
-        async with asyncio.TaskGroup() as tasks:
-            reading = tasks.create_task(read())
-            await ended.wait()
-            reading.cancel()
-        Path(directory, "times.json").write_text(json.dumps(times))
-        say(written=len(times))
+        await note_times(subscriber, Path(directory, "times.json"))
 
 
 async def flat_out(directory: str, grouped: bool, core: int) -> None:

@@ -299,6 +299,35 @@ ROLES = {role.__name__: role for role in (*_SENDING, *_READING)}
 # What the parent measures.
 
 
+async def switches(crew: Crew, how: signal.Signals, election: str, common: dict[str, Any]) -> list[float]:
+    """The longest pause around each of so many switches, in ms. The crew has the roles `watch` and `member`."""
+    watcher = await crew.start("watch", **common)
+    begun = asyncio.get_running_loop().time()
+    common |= {"begun": begun, "election": election}
+    active = await crew.start("member", **common)
+    await until(active, "role", "active")
+    standby = await crew.start("member", **common)
+    await until(standby, "stands_by")
+    around: list[tuple[float, float]] = []
+    for _ in range(TIMES):
+        await asyncio.sleep(0.3)
+        harmed = asyncio.get_running_loop().time()
+        os.kill(active.pid, how)
+        taken = await until(standby, "role", "active")
+        await asyncio.sleep(0.3)  # what is started next must not slow down what is measured
+        around.append((harmed - 0.05, taken["at"] + 0.3))
+        if how == signal.SIGUSR1:
+            active, standby = standby, active
+        else:
+            await active.end()
+            active, standby = standby, await crew.start("member", **common)
+        await until(standby, "stands_by")
+    os.kill(watcher.pid, signal.SIGUSR1)
+    await until(watcher, "written")
+    seen = json.loads(Path(crew.directory, "times.json").read_text())
+    return [longest(seen, *each) for each in around]
+
+
 class Broker:
     """The broker that all share, and where the peers are installed, if they are."""
 
@@ -341,31 +370,7 @@ class Broker:
         """The longest pause around each of so many switches, in ms."""
         common: dict[str, Any] = {"bootstrap": self.bootstrap, "topic": f"w{next(_numbers)}"}
         async with Crew("kafka") as crew:
-            watcher = await crew.start("watch", **common)
-            begun = asyncio.get_running_loop().time()
-            common |= {"begun": begun, "election": election}
-            active = await crew.start("member", **common)
-            await until(active, "role", "active")
-            standby = await crew.start("member", **common)
-            await until(standby, "stands_by")
-            around: list[tuple[float, float]] = []
-            for _ in range(TIMES):
-                await asyncio.sleep(0.3)
-                harmed = asyncio.get_running_loop().time()
-                os.kill(active.pid, how)
-                taken = await until(standby, "role", "active")
-                await asyncio.sleep(0.3)  # what is started next must not slow down what is measured
-                around.append((harmed - 0.05, taken["at"] + 0.3))
-                if how == signal.SIGUSR1:
-                    active, standby = standby, active
-                else:
-                    await active.end()
-                    active, standby = standby, await crew.start("member", **common)
-                await until(standby, "stands_by")
-            os.kill(watcher.pid, signal.SIGUSR1)
-            await until(watcher, "written")
-            seen = json.loads(Path(crew.directory, "times.json").read_text())
-        return [longest(seen, *each) for each in around]
+            return await switches(crew, how, election, common)
 
 
 def longest(seen: Iterable[float], begin: float, end: float) -> float:

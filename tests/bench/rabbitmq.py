@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import os
 import signal
@@ -36,8 +35,8 @@ from tests.support.server import HOST
 
 from .codec import to_frames
 from .embedded import blocks_of
-from .failover import p99, until
-from .kafka import RATE, TIMES, longest, told, url
+from .failover import p99
+from .kafka import RATE, TIMES, switches, told, url
 from .report import LIMIT, SCHEMA, Crew, Report, fail_on_notice, in_turn, main
 from .work import compete, note_times
 
@@ -269,31 +268,7 @@ class Broker:
         """The longest pause around each of so many switches, in ms."""
         common: dict[str, Any] = {"settings": self.settings(mode), "topic": f"w{next(_numbers)}"}
         async with Crew("rabbitmq") as crew:
-            watcher = await crew.start("watch", **common)
-            begun = asyncio.get_running_loop().time()
-            common |= {"begun": begun, "election": election}
-            active = await crew.start("member", **common)
-            await until(active, "role", "active")
-            standby = await crew.start("member", **common)
-            await until(standby, "stands_by")
-            around: list[tuple[float, float]] = []
-            for _ in range(TIMES):
-                await asyncio.sleep(0.3)
-                harmed = asyncio.get_running_loop().time()
-                os.kill(active.pid, how)
-                taken = await until(standby, "role", "active")
-                await asyncio.sleep(0.3)  # what is started next must not slow down what is measured
-                around.append((harmed - 0.05, taken["at"] + 0.3))
-                if how == signal.SIGUSR1:
-                    active, standby = standby, active
-                else:
-                    await active.end()
-                    active, standby = standby, await crew.start("member", **common)
-                await until(standby, "stands_by")
-            os.kill(watcher.pid, signal.SIGUSR1)
-            await until(watcher, "written")
-            seen = json.loads(Path(crew.directory, "times.json").read_text())
-        return [longest(seen, *each) for each in around]
+            return await switches(crew, how, election, common)
 
 
 async def measure_queues(report: Report, broker: Broker, shape: str, count: int) -> None:

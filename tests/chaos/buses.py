@@ -12,6 +12,7 @@ from .faults import FAULTS, ZOOKEEPER_FAULTS, Fault
 from .run import Run
 
 if TYPE_CHECKING:
+    from tests.support.server import Broker
     from tests.support.zookeeper import ZooKeeper
 
     from .process import Job
@@ -21,6 +22,8 @@ class Bus:
     """What all buses share: the election."""
 
     name: ClassVar[str]
+    broker: Broker
+    """What all runs share, where the bus has a server."""
     progress: ClassVar[float]
     """Seconds without a block that are too long, in any run."""
 

@@ -71,7 +71,7 @@ async def broker_freeze(run: Run) -> None:
     """The broker stands still for 3 s."""
     await run.moment(0.1, 0.5)
     run.harmed("broker-freeze")
-    broker = _bus(run).broker
+    broker = run.bus.broker
     broker.freeze()
     await asyncio.sleep(3.0)
     broker.thaw()
@@ -81,7 +81,7 @@ async def broker_kill(run: Run) -> None:
     """The broker is killed, and started again."""
     await run.moment(0.1, 0.5)
     run.harmed("broker-kill")
-    broker = _bus(run).broker
+    broker = run.bus.broker
     broker.kill()
     await asyncio.to_thread(broker.restart)
 

@@ -9,32 +9,13 @@ from tests.support.rabbitmq import RabbitMQ
 from tests.support.server import HOST
 
 from .buses import Bus
-from .kafka import LINK_FAULTS
+from .kafka import BROKER_FAULTS, LINK_FAULTS
 from .run import Run
 
 if TYPE_CHECKING:
     from tests.support.zookeeper import ZooKeeper
 
     from .process import Job
-
-
-async def broker_freeze(run: Run) -> None:
-    """The broker stands still for 3 s."""
-    await run.moment(0.1, 0.5)
-    run.harmed("broker-freeze")
-    broker = _bus(run).broker
-    broker.freeze()
-    await asyncio.sleep(3.0)
-    broker.thaw()
-
-
-async def broker_kill(run: Run) -> None:
-    """The broker is killed, and started again."""
-    await run.moment(0.1, 0.5)
-    run.harmed("broker-kill")
-    broker = _bus(run).broker
-    broker.kill()
-    await asyncio.to_thread(broker.restart)
 
 
 async def memory_alarm(run: Run) -> None:
@@ -57,9 +38,9 @@ class RabbitBus(Bus):
         super().__init__(zookeeper)
         self.broker = broker
         self.mode = mode
-        self.faults |= LINK_FAULTS | {"broker-freeze": broker_freeze, "memory-alarm": memory_alarm}
-        if mode != "direct":  # what nobody keeps is lost with the broker, and told so
-            self.faults |= {"broker-kill": broker_kill}
+        self.faults |= LINK_FAULTS | BROKER_FAULTS | {"memory-alarm": memory_alarm}
+        if mode == "direct":  # what nobody keeps is lost with the broker, and told so
+            del self.faults["broker-kill"]
 
     async def connect(self, run: Run, job: Job) -> None:
         await super().connect(run, job)
