@@ -7,8 +7,9 @@ PY := .venv/bin/python
 demo: .venv/ready
 	$(PY) -m $(if $(BUS),tests.support.demo $(BUS),esp_pubsub.cli.demo)
 
+# The tests of a file share its brokers. Two processes: much of what a test does is to wait for one.
 test: .venv/ready
-	$(PY) -m pytest
+	$(PY) -m pytest -n 2 --dist loadfile
 
 check: .venv/ready
 	.venv/bin/ruff check

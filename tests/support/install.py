@@ -73,13 +73,9 @@ def run(command: Sequence[str | Path], *, hint: str, cwd: Path | None = None, en
 
 def debian(program: str, package: str) -> str:
     """The path of a program (by name, or the path itself), from this Debian package if it is missing."""
-    if found := shutil.which(program):
-        return found
     hint = f"{program} is missing; as root: apt-get install {package}"
-    if os.geteuid() != 0 or not shutil.which("apt-get"):
-        raise Missing(hint)
-    with _alone("apt"):
-        if not shutil.which(program):
+    with _alone("apt"):  # what another process is just installing has its name before it works
+        if not shutil.which(program) and os.geteuid() == 0 and shutil.which("apt-get"):
             _apt(package, hint)
     if found := shutil.which(program):
         return found
