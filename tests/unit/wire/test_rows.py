@@ -80,8 +80,11 @@ def back(kind: str, value: Any) -> Any:
 
 
 def named(value: Any) -> str:
-    """An id for a case; some values are too long to be shown."""
-    return "a huge integer" if isinstance(value, int) and value > 1 << 200 else f"{type(value).__name__}:{value!r:.30}"
+    """An id for a case, the same in every process; some values are too long to be shown."""
+    if isinstance(value, int) and value > 1 << 200:
+        return "a huge integer"
+    shown = repr(value).split(" at 0x")[0]
+    return f"{type(value).__name__}:{shown:.30}"
 
 
 def bits(value: float) -> bytes:
