@@ -11,8 +11,13 @@ from pathlib import Path
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
+from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.support.fixtures"]
+
+# How long an example takes says more of the machine than of the code; a test that hangs ends by its own limit.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 _left: list[str] = []
 _threads = pytest.StashKey[set[threading.Thread]]()

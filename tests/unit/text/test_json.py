@@ -257,7 +257,7 @@ def rough(sizes: list[int], block: int) -> tuple[list[Batch], list[str]]:
     return [*batches, *reader.close()], [str(error) for error in bad]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.sampled_from([1, 2, 256]))
 def test_the_pieces_it_comes_in_change_nothing(sizes: list[int], block: int) -> None:
     whole = rough([1 << 20], block)
