@@ -1,9 +1,9 @@
 """Faults on demand: a Bus around any Bus that loses its link, delays, refuses, or never answers.
 
-    bus = Faults(await open_bus(options))
-    bus.refuse(3, hole=True)          # the third message written from now on is missing; its pipe says so
-    bus.hang("confirmed")             # no confirmation comes until heal()
-    bus.lose_link()                   # every pipe and feed is dead; new ones cannot be had until restore()
+    bus = Faults(await open_bus(options))  # or, for a client that is open: bus = Faults.into(client)
+    bus.refuse(3, hole=True)               # the third message written from now on is missing; its pipe says so
+    bus.hang("confirmed")                  # no confirmation comes until heal()
+    bus.lose_link()                        # every pipe and feed is dead; new ones cannot be had until restore()
 
 Whatever it does, it keeps the contract of the seam: a pipe or feed that had trouble is dead, nothing is confirmed that
 is not on the bus, and a cancelled read loses nothing.
@@ -14,10 +14,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
-from esp_pubsub.bus import Bounds, Break, Bus, Catalog, Deaths, Feed, Message, Pipe, Position, Requests, Start
+from esp_pubsub.bus import (
+    Bounds,
+    Break,
+    Bus,
+    Catalog,
+    Deaths,
+    Election,
+    Elections,
+    Feed,
+    Message,
+    Pipe,
+    Position,
+    Requests,
+    Start,
+)
 from esp_pubsub.errors import BusError, BusUnavailable
+
+if TYPE_CHECKING:
+    from esp_pubsub.client import Client
 
 T = TypeVar("T")
 
@@ -123,6 +140,12 @@ class Faults:
         self._link = _Link()
         self._plan = _Plan()
 
+    @classmethod
+    def into(cls, client: Client) -> Faults:
+        """Between a client and its bus, for the publishers and subscribers that it opens from now on."""
+        faults = client.bus = cls(client.bus)
+        return faults
+
     def lose_link(self) -> None:
         """Every pipe and feed dies with BusUnavailable now, also where it waits; new ones cannot be had."""
         self._link.lose()
@@ -183,6 +206,10 @@ class Faults:
     async def serve(self, topic: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
         """See `Requests.serve`."""
         await self._link.carry(lambda: cast(Requests, self.inner).serve(topic, answer))
+
+    def election(self, kind: str, line: str, member: str) -> Election:
+        """See `Elections.election`; the faults do not reach it."""
+        return cast(Elections, self.inner).election(kind, line, member)
 
     async def gone(self, process: str) -> None:
         """See `Deaths.gone`; no fault reaches it."""
