@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
-.PHONY: demo test check bench fuzz simulate
+.PHONY: demo test check bench fuzz simulate docs
 
 demo: .venv/ready
 	$(PY) -m $(if $(BUS),tests.support.demo $(BUS),esp_pubsub.cli.demo)
@@ -25,6 +25,9 @@ fuzz: .venv/ready
 
 simulate: .venv/ready
 	$(PY) -m esp_pubsub.testing.simulation --seeds $(or $(SEEDS),10000)
+
+docs: .venv/ready
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --site-dir build/docs
 
 # Debian's python3 can lack venv and pip: root installs them, anyone else is told how.
 .venv/ready: pyproject.toml
