@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 import msgpack
@@ -23,6 +23,9 @@ from .registry import driver, election
 from .schema import Schema
 from .subscriber import RUNS_KEY, SCHEMA_KEY, Subscriber, SubscriberOptions, check_start
 
+if TYPE_CHECKING:
+    from .telemetry import Telemetry
+
 _log = logging.getLogger("esp_pubsub")
 _forks = 0
 
@@ -37,11 +40,12 @@ if hasattr(os, "register_at_fork"):
 
 
 class Home:
-    """The loop and the process that something belongs to."""
+    """The loop and the process that something belongs to, and who observes it there."""
 
-    __slots__ = ("_forks", "_loop")
+    __slots__ = ("_forks", "_loop", "observer")
 
     def __init__(self) -> None:
+        self.observer: Telemetry | None = None
         self._loop = asyncio.get_running_loop()
         self._forks = _forks
 
@@ -163,7 +167,7 @@ class Client:
                 topic,
                 schema,
                 options or PublisherOptions(),
-                self._notifier(on_notice),
+                self._notifier(on_notice, topic),
                 replace(failover, election=kind) if failover is not None else None,
                 elect,
                 resume,
@@ -231,7 +235,7 @@ class Client:
             found = await self.topic_schema(topic, given)
             subscriber = Subscriber(
                 self._home, self.bus, address, topic, schema=found, start=begin, group=group,
-                options=options or SubscriberOptions(), notify=self._notifier(on_notice),
+                options=options or SubscriberOptions(), notify=self._notifier(on_notice, topic),
             )  # fmt: skip
             self._open.add(subscriber)
             await subscriber.open()
@@ -317,10 +321,16 @@ class Client:
             raise NotOffered("this bus cannot list its topics", capability="catalog")
         return cast(Catalog, self.bus)
 
-    def _notifier(self, own: Callable[[Notice], None] | None) -> Callable[[Notice], None]:
-        handler = own or self._on_notice
+    def observe(self, observer: Telemetry) -> None:
+        """Have it told of what is opened from now on; `telemetry.instrument` calls this."""
+        self._home.observer = observer
+
+    def _notifier(self, own: Callable[[Notice], None] | None, topic: str) -> Callable[[Notice], None]:
+        handler, observer = own or self._on_notice, self._home.observer
 
         def notify(notice: Notice) -> None:
+            if observer is not None:
+                observer.told(topic, notice)
             if handler is None:
                 log_notice(notice)
                 return

@@ -152,6 +152,7 @@ class Publisher:
         self.run = failover.run if failover else 0
         self.options = options
         self._home = home
+        self._observer = home.observer
         self._notify = notify
         self._encode = Encoder(schema, options.body, options.limits, rebuild=failover is not None).encode
         self._outbox = Outbox(failover.buffer if failover else options.buffer_blocks, options.buffer_bytes)
@@ -263,6 +264,8 @@ class Publisher:
             raise
         self._events += count
         self._bytes += size
+        if self._observer is not None:
+            self._observer.given(self, id, count, size)
         if self._group is None:
             self._sender.wake()
         else:
@@ -308,12 +311,16 @@ class Publisher:
         if self._member is not None:
             member = self._member
             self._advance(member.m if member.role == "active" else min(member.m, member.agreed))
+        if self._observer is not None and self._group is not None:
+            self._observer.role(self, self._group.last_switch)
 
     def _advance(self, id: int) -> None:
         self._room.tell()
         if id <= self._settled:
             return
         self._settled = id
+        if self._observer is not None:
+            self._observer.acked(self, id)
         waiting = self._for_ack
         while waiting and waiting[0][0] <= id:
             _, _, future = heapq.heappop(waiting)
@@ -342,6 +349,8 @@ class Publisher:
 
     def _wake_all(self) -> None:
         """Everybody who waits looks again, and finds us failed or closed."""
+        if self._observer is not None:
+            self._observer.ended(self)
         self._room.tell()
         for _, _, future in self._for_ack:
             if not future.done():

@@ -111,6 +111,7 @@ class Subscriber:
         self.schema = schema
         self.options = options
         self._home = home
+        self._observer = home.observer
         self._bus = bus
         self._notify = notify
         self._schema_given = schema is not None
@@ -307,6 +308,8 @@ class Subscriber:
         ledger = self._ledger
         serials = repeat(0) if ledger is None else map(ledger.delivered, frames)
         self._ready.extend(map(Block, frames, repeat(schema), repeat(self._view), serials))
+        if self._observer is not None:
+            self._observer.delivered(self, frames)
 
     def _tell(self, outcome: Outcome) -> None:
         match outcome:
