@@ -36,6 +36,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECOND = timedelta(seconds=1)
 _MICROSECOND = timedelta(microseconds=1)
 _MONEY_DIGITS = 96
+_MONEY_SHORT = 40  # characters of a text without an exponent that cannot be over that
 _ARRAY_ITEMS = 1 << 16
 _NO_ROWS = (str, bytes, bytearray, dict, set, frozenset)  # these iterate, but not over values in schema order
 
@@ -115,14 +116,15 @@ def _moment(unit: timedelta, words: str) -> Callable[[Any], Any]:
 
 def money_text(value: Decimal) -> str:
     """The one text of a decimal value: plain digits, no exponent, no trailing zeros, no negative zero."""
-    sign, digits, exponent = value.as_tuple()
-    if not isinstance(exponent, int) or len(digits) + abs(exponent) > _MONEY_DIGITS:
-        raise ValueError(f"a finite decimal of at most {_MONEY_DIGITS} digits")
-    text = format(value, "f")
-    if exponent < 0:
+    text = Decimal.__str__(value)
+    if len(text) > _MONEY_SHORT or "E" in text or "e" in text or not value.is_finite():  # which one, the context says
+        _, digits, exponent = value.as_tuple()
+        if not isinstance(exponent, int) or len(digits) + abs(exponent) > _MONEY_DIGITS:
+            raise ValueError(f"a finite decimal of at most {_MONEY_DIGITS} digits")
+        text = format(value, "f")
+    if text[-1] == "0" and "." in text:
         text = text.rstrip("0").rstrip(".")
-    text = text.lstrip("-")
-    return f"-{text}" if sign and any(digits) else text
+    return "0" if text == "-0" else text
 
 
 def _money(value: Any) -> Any:
