@@ -1,4 +1,6 @@
-"""The commands and their flags. What they do stands in the modules beside."""
+"""The commands and their flags. What they do stands in the modules beside, of which those that take time to load are
+loaded when they are asked for.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,6 @@ import typer
 
 from .. import ConfigError, address
 from ..bus import Start
-from . import doctor as looking
 from . import look
 from .options import adapter_options, pairs, settings
 from .pub import publish
@@ -110,7 +111,9 @@ def pub(  # noqa: PLR0913  # a flag each
     transactional: Annotated[bool, typer.Option("--transactional", help="All events of a block, or none.")] = False,
     failover_group: Annotated[str | None, typer.Option(help="Be a member; the same name on each.")] = None,
     buffer: Annotated[int | None, typer.Option(min=1, help="Blocks a standby keeps (numbufferedmsgs).")] = None,
-    election: Annotated[str | None, typer.Option(help="log, or zookeeper://host:port.")] = None,
+    election: Annotated[
+        str | None, typer.Option(help="log, token ... or zookeeper://host:port; else the bus's own.")
+    ] = None,
     run_number: Annotated[int | None, typer.Option("--run", min=0, help="Of the group; else the current one.")] = None,
     bus: Bus = "embedded",
     config: Config = None,
@@ -222,6 +225,26 @@ def tail(
 
 
 @app.command(epilog=EXIT_CODES)
+def top(
+    urls: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[URL]...", help="These windows alone. A bus without a catalog needs one."),
+    ] = None,
+    failover_group: Annotated[
+        list[str] | None, typer.Option(help="These groups alone. A bus without a catalog needs one.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one picture, as into a pipe.")] = False,
+    bus: Bus = "embedded",
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Watch topics, the members and roles of failover groups, rates, and the last failovers."""
+    from . import top as watching
+
+    run(lambda: watching.top(urls or [], failover_group or [], once, bus, config, settings(set_ or [])))
+
+
+@app.command(epilog=EXIT_CODES)
 def purge(
     url: Url,
     side: OfSide = None,
@@ -242,14 +265,24 @@ def doctor(
     bus: Annotated[str | None, typer.Option(help="Look at this one alone.")] = None,
     config: Config = None,
     set_: Set = None,
+    solace: Annotated[
+        str | None,
+        typer.Option("--solace", metavar="URL", help="Say what an administrator of Solace has to make for a window."),
+    ] = None,
 ) -> None:
     """Say what is installed, which bus answers, and what to do about the rest."""
+    from . import doctor as looking
+
+    if solace is not None:
+        return run(lambda: looking.solace(solace, config, settings(set_ or [])))
     run(lambda: looking.doctor(bus, config, settings(set_ or [])))
 
 
 @app.command(epilog=EXIT_CODES)
 def check_history(files: Annotated[list[Path], typer.Argument(help="Written by esp_pubsub.testing.history.")]) -> None:
     """Judge a history: was anything lost, doubled, reordered or invented?"""
+
+    from . import doctor as looking
 
     async def job() -> None:
         looking.check_history(files)

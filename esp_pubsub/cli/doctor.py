@@ -6,12 +6,13 @@ import asyncio
 import platform
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
 from .. import BusRefused, BusUnavailable, ConfigError, EspError, NotInstalled, init
-from ..config import load_options
+from ..config import SasOptions, load_options
 from ..registry import driver, names
 from ..testing.history import check, read
 
@@ -34,6 +35,23 @@ async def doctor(bus: str | None, config: str | None, keys: Mapping[str, Any]) -
             wrong.append(name)
     if wrong:
         raise EspError(f"bus {wrong[0]} cannot be used")
+
+
+async def solace(url: str, config: str | None, keys: Mapping[str, Any]) -> None:
+    """What an administrator has to make for a window, as solace.cfg is: with its `queuename` and `failovergroup`."""
+    for line in await asyncio.to_thread(_for_solace, url, config, keys):
+        print(line)
+
+
+def _for_solace(url: str, config: str | None, keys: Mapping[str, Any]) -> list[str]:
+    found: Any = driver("solace")
+    shared = {field.name for field in fields(SasOptions)} - {field.name for field in fields(found.Options)}
+    ours = {key: value for key, value in keys.items() if key not in shared}
+    options = load_options(found.Options, section="solace", config=config, keywords=ours)
+    others = {key: value for key, value in keys.items() if key in shared}
+    sas = load_options(SasOptions, section="sas", bus="solace", config=config, keywords=others)
+    lines: list[str] = found.told(options, url, sas.failovergroup)
+    return lines
 
 
 def _extras() -> list[str]:

@@ -9,7 +9,7 @@ import msgpack
 
 from .. import Client, EspError, NotOffered, init
 from ..address import Address, Side
-from ..bus import Break, Feed, Message
+from ..bus import Bounds, Break, Bus, Feed, Message
 from ..events import moment
 from ..failover.accept import Accept, Dropped, Outcome
 from ..notices import BadMessage, Joined, Missed
@@ -21,6 +21,15 @@ _AT_ONCE = 256
 _BYTES = 4 << 20
 
 
+async def bounds(bus: Bus, topic: str) -> Bounds:
+    """What a topic of a log holds now."""
+    feed = await bus.feed(topic, "latest", None)
+    try:
+        return await feed.bounds()
+    finally:
+        await feed.aclose()
+
+
 async def topics(bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
     """One line a topic: how much it holds, its name, its schema."""
     async with init(bus, config=config, **keys) as client:
@@ -28,12 +37,8 @@ async def topics(bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
         for name in await client.catalog().topics():
             held = schema = ""
             if offered.replay:
-                feed = await client.bus.feed(name, "latest", None)
-                try:
-                    bounds = await feed.bounds()
-                    held = f"{bounds.end - bounds.first:>12,}  "
-                finally:
-                    await feed.aclose()
+                found = await bounds(client.bus, name)
+                held = f"{found.end - found.first:>12,}  "
             if offered.retained:
                 schema = (await client.bus.retained(name, SCHEMA_KEY) or b"").decode()
             print(f"{held}{name}  {schema}".rstrip())
@@ -50,12 +55,8 @@ async def tail(url: str, side: Side | None, last: int, follow: bool, bus: str, c
             raise NotOffered("this bus keeps nothing to read again: pass --follow", capability="replay")
         first, end = 0, 0
         if offered.replay:
-            feed = await client.bus.feed(topic, "latest", None)
-            try:
-                bounds = await feed.bounds()
-            finally:
-                await feed.aclose()
-            first, end = max(bounds.first, bounds.end - last), bounds.end
+            found = await bounds(client.bus, topic)
+            first, end = max(found.first, found.end - last), found.end
         accept = Accept(suffix_only=offered.suffix_only, from_start=first == 0)
         print(f"{'position':>12}  what   run  id            events     bytes  term  settled   sent at (UTC)")
         feed = await client.bus.feed(topic, first if offered.replay else "latest", None)

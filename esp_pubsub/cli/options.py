@@ -162,6 +162,6 @@ def failover(options: AdapterOptions, sas: SasOptions, run: int) -> Failover | N
     if group is None:
         raise ConfigError("hotfailover needs failovergroup, the same name on every member", key="failovergroup")
     keeper = options.zookeeperhostport or sas.zookeeperhostport
-    election = options.election or (f"zookeeper://{keeper}" if keeper else "log")
+    election = options.election or (f"zookeeper://{keeper}" if keeper else None)
     buffer = sas.numbufferedmsgs if options.numbufferedmsgs is None else options.numbufferedmsgs
     return Failover(group, run=run, buffer=buffer, election=election)

@@ -10,13 +10,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from ..errors import ConfigError, EspError
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 an error, 2 a wrong command line or setting, 130 ended by Ctrl-C, 143 ended by SIGTERM. "
@@ -77,22 +78,27 @@ async def _until_signal(job: Callable[[], Awaitable[None]]) -> int:
 
 
 def _log_here() -> None:
-    """Notices and warnings of the SDK go to stderr; what vendors' clients log comes as notices already."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("esp: %(message)s"))
-    logging.getLogger("esp_pubsub").addHandler(handler)
+    """Notices and warnings of the SDK are said; what vendors' clients log comes as notices already."""
+    logging.getLogger("esp_pubsub").addHandler(_Saying())
     logging.getLogger().addHandler(logging.NullHandler())
+
+
+class _Saying(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))  # above the line of progress, if there is one
 
 
 @asynccontextmanager
 async def progress(line: Callable[[float], str]) -> AsyncIterator[None]:
     """Show `line(seconds since the last look)` all the while, if there is a terminal to show it on."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():
         yield
         return
+    from rich.console import Console  # which take time to load
+    from rich.live import Live
+
     try:
-        with Live(console=console, auto_refresh=False, transient=True) as live:
+        with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
             async with asyncio.TaskGroup() as tasks:
                 drawing = tasks.create_task(_draw(live, line))
                 try:
@@ -104,6 +110,8 @@ async def progress(line: Callable[[float], str]) -> AsyncIterator[None]:
 
 
 async def _draw(live: Live, line: Callable[[float], str]) -> None:
+    from rich.text import Text
+
     while True:
         live.update(Text(line(_EVERY)), refresh=True)
         await asyncio.sleep(_EVERY)

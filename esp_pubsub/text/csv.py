@@ -221,7 +221,7 @@ class CsvReader:
         """As the standard library can read it and lose nothing: only backslashes that escape, empty texts spelt out."""
         if "\\" in text:
             text = _BACKSLASH.sub(lambda m: m[1] or "\\\\", text)
-        if '""' in text:
+        if '"' in text and '""' in text:  # the first look costs nothing
             text = self._quotations.sub(lambda m: m[0] if m[1] else f'"{EMPTY}"', text)
         return text
 

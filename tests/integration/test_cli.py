@@ -167,13 +167,28 @@ def test_a_file_that_becomes_shorter_is_an_error(cli: Cli, tmp_path: Path) -> No
     assert "became shorter" in ended(growing, 1)[1]
 
 
-def test_a_bad_line_ends_it_when_all_before_is_acknowledged(cli: Cli, tmp_path: Path) -> None:
-    feed = tmp_path / "feed.csv"
-    feed.write_text(text(1, 100) + "101,IBM,much\n" + text(102, 103))
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{},IBM,much\n", "line {}: column 3, field 'price' (double): 'much' is not a number"),
+        ("{},IB\udcff,1.5\n", "line {}: column 2, field 'symbol' (string): 'IB\\udcff' is not UTF-8"),
+        ("{},IBM\n", "line {}: it has 2 columns, not 3 (id,symbol,price)"),
+        ('{},"IBM,1.5\n', "line {}: a quote that opens in it is not closed"),
+    ],
+    ids=["type", "not UTF-8", "columns", "quote"],
+)
+def test_a_bad_line_ends_it_when_all_before_is_acknowledged(cli: Cli, tmp_path: Path, line: str, words: str) -> None:
+    feed, out = tmp_path / "feed.csv", tmp_path / "out.csv"
+    good = LINES * 7 // 10
+    bad = line.format(good + 1).encode(errors="surrogateescape")
+    feed.write_bytes(text(1, good).encode() + bad + text(good + 2, LINES).encode())
     _, said = cli.run("pub", URL, SCHEMA, feed, code=1)
-    assert "100 events published, blocks 1 to 2, all acknowledged" in said
-    assert "line 101: column 3, field 'price' (double): 'much' is not a number" in said
-    assert cli.read("--max-events", 100) == text(1, 100)
+    assert f"{good:,} events published, blocks 1 to {-(-good // 64)}, all acknowledged" in said
+    assert words.format(good + 1) in said
+    cli.run("sub", URL, out, "--side", "in", "--start", "earliest", "--max-events", good)
+    assert out.read_text() == text(1, good)
+    _, said = cli.run("pub", URL, feed, "--ignore-parse-errors")
+    assert f"{LINES - 1:,} events published" in said and "1 bad lines skipped" in said
 
 
 def test_bad_lines_are_skipped_and_counted_when_that_is_wanted(cli: Cli, tmp_path: Path) -> None:
@@ -295,6 +310,46 @@ def test_what_a_full_disk_did_not_take_is_not_confirmed(cli: Cli, tmp_path: Path
     assert out.read_text() == text(1, 200)
 
 
+def on_a_disk_of_its_own(folder: Path, how: str, *command: object) -> list[str]:
+    """A command with a file system at `folder` that nobody else sees. Root may mount one, others in a namespace."""
+    own = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--mount", "--user", "--map-root-user"]
+    mount = [*own, "sh", "-c", f'mount -t tmpfs -o {how} none "$0" && exec "$@"', str(folder)]
+    if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    return [*mount, *map(str, command)]
+
+
+def test_a_disk_that_fills_up_holds_whole_lines_and_what_it_did_not_take_comes_again(cli: Cli, tmp_path: Path) -> None:
+    feed, disk, kept, out = (tmp_path / name for name in ("feed.csv", "disk", "kept.csv", "out.csv"))
+    disk.mkdir()
+    feed.write_text(text(1, LINES))
+    cli.run("pub", URL, SCHEMA, feed)
+    group = ("--side", "in", "--group", "reader", "--set", f"dir={cli.bus}")
+    reading = [*ESP, "sub", URL, disk / "out.csv", *group]
+    keeping = ("sh", "-c", '"$@"; code=$?; cp "$0"/out.csv "$0"/../kept.csv; exit $code', disk, *reading)
+    full = subprocess.run(on_a_disk_of_its_own(disk, "size=64k", *keeping), capture_output=True, text=True, check=False)
+    assert full.returncode == 1 and "No space left on device" in full.stderr, full.stderr
+    taken = kept.read_text()
+    events = taken.count("\n")
+    assert taken == text(1, events)
+    cli.run("sub", URL, out, "--side", "in", "--group", "reader", "--max-events", LINES - events)
+    assert out.read_text() == text(events + 1, LINES), "nothing was confirmed that was not written, and all that was"
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for command in (
+        [*ESP, "sub", URL, folder / "out.csv", "--set", f"dir={cli.bus}"],
+        [*ESP, "pub", URL, SCHEMA, os.devnull, "--set", f"dir={folder}/bus"],
+    ):
+        refused = subprocess.run(
+            on_a_disk_of_its_own(folder, "ro", *command), capture_output=True, text=True, check=False
+        )
+        assert refused.returncode in (1, 2) and "Traceback" not in refused.stderr, refused.stderr
+        assert "Read-only file system" in refused.stderr and str(folder) in refused.stderr
+
+
 def test_a_group_adds_to_its_file(cli: Cli, tmp_path: Path) -> None:
     feed, out = tmp_path / "feed.csv", tmp_path / "out.csv"
     feed.write_text(text(1, 200))
@@ -412,6 +467,73 @@ def test_topics_tail_and_purge(cli: Cli, tmp_path: Path) -> None:
     assert out.read_text() == text(1, 30)
 
 
+def picture(cli: Cli, *arguments: object) -> dict[str, list[list[str]]]:
+    """The tables of `esp top`, by the first word of their heads; a cell has no two blanks in it."""
+    tables: dict[str, list[list[str]]] = {}
+    for line in cli.run("top", "--once", *arguments)[0].splitlines():
+        cells = re.split(r"\s{2,}|(?<=\d) (?=\S)", line.strip())
+        if cells[0] in ("topic", "group", "failover (UTC)"):
+            rows = tables[cells[0]] = []
+        else:
+            rows.append(line.split())
+    return tables
+
+
+def test_top_shows_topics_members_and_the_last_failover(cli: Cli, tmp_path: Path) -> None:
+    feed, out = tmp_path / "feed.csv", tmp_path / "out.csv"
+    feed.write_text(text(1, 3))
+    group = (URL, SCHEMA, feed, "--follow", "--failover-group", "feed")
+    reading = cli.start("sub", URL, out, "--side", "in", "--start", "earliest", "--max-events", 5)
+    first = cli.start("pub", *group)
+    until(lambda: size(out) == size(feed))
+    second = cli.start("pub", *group)
+    first.kill()
+    with feed.open("a") as more:
+        more.write(text(4, 5))
+    ended(reading)
+    seen, topic, host = picture(cli), URL.removeprefix("dfESP://") + "/I", socket.gethostname()
+    (row,) = seen["topic"]
+    assert row[:2] == [topic, "5"] and row[5:8] == ["0", "5", "0"]
+    members = {row[3]: row for row in seen["group"]}
+    assert members[f"{host}:{second.pid}"][:3] == ["feed", "0", "log"]
+    assert members[f"{host}:{second.pid}"][4:9] == ["active", "2", "5", "5", "0"]
+    assert members[f"{host}:{first.pid}"][4:6] == ["fell", "silent"]
+    ((_, *switch, behind, _, _),) = seen["failover (UTC)"]
+    assert switch == ["feed", f"{host}:{first.pid}", "fell", "silent", f"{host}:{second.pid}", "2"]
+    assert 3 <= int(behind) <= 5, "its first beat may come when it has sent already"
+    assert picture(cli, URL)["group"] and "group" not in picture(cli, URL.replace("Trades", "Others"))
+    assert "give it too" in cli.run("top", "--failover-group", "feed", code=2)[1]
+
+
+def test_top_is_a_live_screen_until_a_signal_comes(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text(text(1, 10))
+    cli.run("pub", URL, SCHEMA, feed)
+    shown, code = on_a_terminal(cli, lambda shown: b"blocks/s" in shown and b"Trades/I" in shown, "top", out=True)
+    assert code == 130
+    assert shown.rindex(b"\x1b[?1049l") > shown.rindex(b"\x1b[?1049h"), "the terminal is as it was"
+
+
+def on_a_terminal(cli: Cli, enough: Callable[[bytes], bool], *command: object, out: bool = False) -> tuple[bytes, int]:
+    """What a command shows on a terminal until that is enough, and how it ends by Ctrl-C."""
+    mine, theirs = pty.openpty()
+    try:
+        environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+        running = cli.start(*command, **{"stdout" if out else "stderr": theirs}, env=environment)  # type: ignore[arg-type]
+        shown, end = b"", time.monotonic() + BOUND
+        while not enough(shown):
+            assert time.monotonic() < end and select.select([mine], [], [], BOUND)[0], shown
+            shown += os.read(mine, 4096)
+        running.send_signal(signal.SIGINT)
+        code = running.wait(BOUND)
+        while select.select([mine], [], [], 0)[0]:
+            shown += os.read(mine, 4096)
+        return shown, code
+    finally:
+        os.close(mine)
+        os.close(theirs)
+
+
 def test_the_doctor_names_the_bus_and_what_is_missing(cli: Cli) -> None:
     out, _ = cli.run("doctor", "--bus", "embedded")
     assert f"bus embedded: answers at {cli.bus}, 0 topics" in out
@@ -424,18 +546,7 @@ def test_the_doctor_names_the_bus_and_what_is_missing(cli: Cli) -> None:
 def test_a_terminal_sees_how_it_goes(cli: Cli, tmp_path: Path) -> None:
     feed = tmp_path / "feed.csv"
     feed.write_text(text(1, 100))
-    mine, theirs = pty.openpty()
-    try:
-        publishing = cli.start(
-            "pub", URL, SCHEMA, feed, "--follow", "--failover-group", "feed", stderr=theirs,
-            env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
-        )  # fmt: skip
-        shown, end = b"", time.monotonic() + BOUND
-        while b"100 events, " not in shown or b"block 100, acknowledged 100, active" not in shown:
-            assert time.monotonic() < end and select.select([mine], [], [], BOUND)[0], shown
-            shown += os.read(mine, 4096)
-        publishing.send_signal(signal.SIGINT)
-        assert publishing.wait(BOUND) == 130
-    finally:
-        os.close(mine)
-        os.close(theirs)
+    words = (b"100 events, ", b"block 100, acknowledged 100, active")
+    publishing = ("pub", URL, SCHEMA, feed, "--follow", "--failover-group", "feed")
+    _, code = on_a_terminal(cli, lambda shown: all(word in shown for word in words), *publishing)
+    assert code == 130

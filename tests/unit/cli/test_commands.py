@@ -15,7 +15,7 @@ from esp_pubsub.config import SasOptions
 from esp_pubsub.testing.history import Delivered, Published, line
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = ["pub", "sub", "adapter", "topics", "tail", "purge", "doctor", "check-history", "demo"]
+COMMANDS = ["pub", "sub", "adapter", "topics", "tail", "top", "purge", "doctor", "check-history", "demo"]
 PLACE = {"url": "dfESP://h:1/p/c/w", "fsname": "x.csv"}
 
 
@@ -110,6 +110,8 @@ def test_failover_by_file_and_by_flag() -> None:
     found = failover(plain, cfg, 3)
     assert found is not None
     assert (found.group, found.run, found.buffer, found.election) == ("feed", 3, 7, "zookeeper://z:2181")
+    found = failover(adapter_options({}, {**PLACE, "failovergroup": "mine"}), SasOptions(), 0)
+    assert found is not None and found.election is None, "the bus knows best"
     found = failover(adapter_options({}, {**PLACE, "failovergroup": "mine", "election": "log"}), cfg, 0)
     assert found is not None and (found.group, found.election) == ("mine", "log")
     with pytest.raises(ConfigError, match="failovergroup"):

@@ -1,0 +1,343 @@
+"""`esp top`: what flows, who leads and who led before, read from the bus alone.
+
+Rates and ids come from the headers of what is published, the rest from what members say on their groups' control
+topics. There only the active speaks, so a standby is seen once it has claimed to lead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from .. import BusError, Client, ConfigError, init
+from ..address import Address
+from ..bus import Feed, Message, Start
+from ..errors import BadFrame
+from ..events import moment
+from ..failover.ballot import Ballot
+from ..subscriber import SCHEMA_KEY
+from ..wire.frame import BEAT, BLOCK, CLAIM, Frame, parse
+from ..wire.maps import read_map
+from .look import bounds
+
+_EVERY = 1.0  # seconds between two pictures
+_PAUSE = 0.5
+_CAUGHT_UP = 10.0  # seconds that the first picture waits for what was there before
+_BACK = 10_000  # messages of a control topic from before, a quarter of an hour
+_MESSAGES, _BYTES = 1_000, 4 << 20
+_PUBLISHES = 10.0  # seconds after its last block for which a publisher counts
+_SILENT = 3.0  # seconds after its last beat for which the active counts as alive
+_MEMBERS, _SWITCHES = 4, 10
+_CONTROL = "/M/F/"
+
+Role = Literal["active", "handed over", "fell silent", "claims", "standby"]
+
+
+class Topic:
+    """What was read of a window's topic."""
+
+    def __init__(self) -> None:
+        self.sources: dict[int, float] = {}  # when each was last heard
+        self._counts = self._shown = (0, 0, 0)
+        self._last: tuple[str, str, int] | None = None
+
+    def hear(self, frame: Frame, *, fresh: bool) -> None:
+        """One more message. What was there before we came counts for no rate."""
+        if frame.kind != BLOCK:
+            return
+        self._last = f"{frame.id:,}", str(frame.run), frame.sent_at
+        if fresh:
+            self.sources[frame.source] = time.monotonic()
+            blocks, events, size = self._counts
+            self._counts = blocks + 1, events + frame.count, size + len(frame.data)
+
+    def row(self, name: str, held: str, seconds: float) -> list[str]:
+        """Its line, with rates since the last time."""
+        blocks, events, size = ((new - old) / seconds for new, old in zip(self._counts, self._shown, strict=True))
+        self._shown = self._counts
+        since = time.monotonic() - _PUBLISHES
+        self.sources = {source: at for source, at in self.sources.items() if at > since}
+        last = ["", "", ""] if self._last is None else [*self._last[:2], _ago(self._last[2])]
+        return [name, held, f"{blocks:,.0f}", f"{events:,.0f}", f"{size / 1e6:,.1f}", str(len(self.sources)), *last]
+
+
+@dataclass(slots=True)
+class Member:
+    """A member of a failover group by its last word. Given and settled are known of who leads or led."""
+
+    name: str
+    role: Role
+    term: int
+    at: int
+    given: int | None = None
+    settled: int | None = None
+
+
+class Switch(NamedTuple):
+    """Another member began to lead."""
+
+    group: str
+    before: Member
+    after: Member
+
+
+class Control:
+    """What was heard on a group's control topic, in the group's highest run."""
+
+    def __init__(self, group: str, switches: deque[Switch]) -> None:
+        self.topic: str | None = None
+        self._group = group
+        self._switches = switches
+        self._election = ""
+        self._begin(0)
+
+    def _begin(self, run: int) -> None:
+        self._run = run
+        self._members: dict[int, Member] = {}
+        self._ballot = Ballot(from_start=False)
+        self._led: tuple[int, Member] | None = None  # who spoke last as the leader
+
+    def hear(self, frame: Frame, *, fresh: bool) -> None:
+        """A beat or a claim. Whatever says something else raises what suits it."""
+        if frame.kind not in (BEAT, CLAIM) or frame.run < self._run:
+            return
+        said = read_map(frame)
+        nonce, name = int(said["identity"]["nonce"]), _plain(said["identity"]["name"])
+        if frame.run > self._run:
+            self._begin(frame.run)
+        if frame.kind == CLAIM:
+            leads = self._ballot.claim(frame.term, nonce, int(said["saw_nonce"]), int(said["saw_number"]))
+            self._spoke(nonce, Member(name, "claims" if leads else "standby", frame.term, frame.sent_at))
+        elif self._ballot.beat(frame.term, nonce, int(said["number"]), resigns=bool(said["resigns"])):
+            self.topic, self._election = _plain(said["setup"]["topic"]), _plain(said["setup"]["election"])
+            role: Role = "handed over" if said["resigns"] else "active"
+            self._leads(nonce, Member(name, role, frame.term, frame.sent_at, int(said["given"]), frame.settled))
+
+    def _leads(self, nonce: int, member: Member) -> None:
+        if self._led is not None and self._led[0] != nonce:
+            before = self._led[1]
+            if before.role == "active":
+                before.role = "fell silent"
+            self._switches.append(Switch(self._group, before, member))
+        self._led = nonce, member
+        self._spoke(nonce, member)
+
+    def _spoke(self, nonce: int, member: Member) -> None:
+        self._members.pop(nonce, None)
+        self._members[nonce] = member
+        if len(self._members) > _MEMBERS:
+            del self._members[next(iter(self._members))]
+
+    def rows(self) -> list[list[str]]:
+        """A line for each member, first who spoke last."""
+        rows = []
+        for member in reversed(self._members.values()):
+            silent = member.role == "active" and time.time() - member.at / 1e6 > _SILENT
+            ids = ["", "", ""]
+            if member.given is not None and member.settled is not None:
+                ids = [f"{member.given:,}", f"{member.settled:,}", f"{max(0, member.given - member.settled):,}"]
+            role = "silent" if silent else member.role
+            rows.append([self._group, str(self._run), self._election, member.name, role, str(member.term), *ids,
+                         _ago(member.at)])  # fmt: skip
+        return rows
+
+
+class Top:
+    """One run of it."""
+
+    def __init__(self, client: Client, urls: Sequence[str], groups: Sequence[str]) -> None:
+        self._bus = client.bus
+        self._catalog = client.catalog() if client.bus.capabilities.catalog or not urls else None
+        self._windows = [Address.parse(url) for url in urls]
+        for window in self._windows:
+            window.require_window()
+        if groups and not urls:
+            raise ConfigError("a failover group is found by the URL of its window: give it too")
+        self._controls = [window.control(group) for window in self._windows for group in groups]
+        self._seen: dict[str, Topic | Control] = {}
+        self._feeds: dict[str, Feed] = {}
+        self._switches: deque[Switch] = deque(maxlen=_SWITCHES)
+        self._behind: set[str] = set()  # topics of which not all is read that was there before
+        self._caught_up = asyncio.Event()
+        self._troubles: dict[str, str] = {}
+        self._pictured_at = 0.0
+
+    async def run(self, *, once: bool) -> None:
+        """Show one picture after the other until cancelled, or a single one."""
+        console = Console(markup=False, highlight=False)
+        if not console.is_terminal:
+            once, console = True, Console(markup=False, highlight=False, width=1_000)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watching = tasks.create_task(self._watch())
+                await self._first_look()
+                if once:
+                    console.print(await self._picture())
+                else:
+                    await self._live(console)
+                watching.cancel()
+        except ExceptionGroup as group:  # of the one that was raised here
+            raise group.exceptions[0] from None
+
+    async def _live(self, console: Console) -> None:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(await self._picture(), refresh=True)
+                await asyncio.sleep(_EVERY)
+
+    async def _first_look(self) -> None:
+        """Until all is read that was there before, and there is something to reckon rates from."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_CAUGHT_UP):
+                await self._caught_up.wait()
+        await self._picture()
+        await asyncio.sleep(_EVERY)
+
+    async def _watch(self) -> None:
+        """Follow every topic there is, and those that come."""
+        async with asyncio.TaskGroup() as followers:
+            while True:
+                try:
+                    for name in await self._names():
+                        if name not in self._seen:
+                            group = name.partition(_CONTROL)[2]
+                            self._seen[name] = Control(group, self._switches) if group else Topic()
+                            self._behind.add(name)
+                            followers.create_task(self._follow(name))
+                    self._troubles.pop("", None)
+                except BusError as error:
+                    self._troubles[""] = str(error)
+                if not self._behind:
+                    self._caught_up.set()
+                await asyncio.sleep(_EVERY)
+
+    async def _names(self) -> list[str]:
+        """Windows' topics and groups' control topics: all, or those of the windows that were named."""
+        there = list(await self._catalog.topics()) if self._catalog is not None else None
+        if not self._windows:
+            return [name for name in there or [] if name.endswith(("/I", "/O")) or _CONTROL in name]
+        names = list(self._controls)
+        if there is not None and not names:
+            places = tuple(window.metadata + "/F/" for window in self._windows)
+            names = [name for name in there if name.startswith(places)]
+        for window in self._windows:
+            for side in ("in", "out") if window.options.side is None else (window.options.side,):
+                name = window.topic(side)
+                if name in there if there is not None else await self._is_published_to(name):
+                    names.append(name)
+        return names
+
+    async def _is_published_to(self, name: str) -> bool:
+        return not self._bus.capabilities.retained or await self._bus.retained(name, SCHEMA_KEY) is not None
+
+    async def _follow(self, name: str) -> None:
+        """Read a topic from a little before its end on, through any trouble."""
+        replay = self._bus.capabilities.replay
+        at: Start = "latest"
+        end = 0
+        while True:
+            try:
+                if replay and at == "latest":
+                    held = await bounds(self._bus, name)
+                    end = held.end
+                    at = max(held.first, end - (_BACK if _CONTROL in name else 1))
+                self._feeds[name] = feed = await self._bus.feed(name, at, None)
+                try:
+                    while True:
+                        fresh = not isinstance(at, int) or at >= end
+                        if fresh:
+                            self._caught_up_with(name)
+                        for message in await feed.read(_MESSAGES, _BYTES):
+                            if isinstance(message, Message):
+                                self._hear(name, message.data, fresh=fresh)
+                                at = message.position + 1 if replay else at
+                        await asyncio.sleep(0)  # a log that is never read to its end leaves room for nobody else
+                finally:
+                    del self._feeds[name]
+                    await feed.aclose()
+            except BusError as error:
+                self._troubles[name] = str(error)
+                await asyncio.sleep(_PAUSE)
+
+    def _caught_up_with(self, name: str) -> None:
+        self._troubles.pop(name, None)
+        self._behind.discard(name)
+        if not self._behind:
+            self._caught_up.set()
+
+    def _hear(self, name: str, data: bytes, *, fresh: bool) -> None:
+        with suppress(BadFrame, KeyError, TypeError, ValueError):  # what is foreign has no voice here
+            self._seen[name].hear(parse(data), fresh=fresh)
+
+    async def _picture(self) -> Group:
+        now, before = time.monotonic(), self._pictured_at
+        self._pictured_at = now
+        topics = _table("topic", ">held", ">blocks/s", ">events/s", ">MB/s", ">publishers", ">last id", ">run", ">sent")
+        groups = _table("group", ">run", "election", "member", "role", ">term", ">given", ">on bus", ">waiting",
+                        ">heard")  # fmt: skip
+        switches = _table("failover (UTC)", "group", "from", "why", "to", ">term", ">behind id", ">pause")
+        shown = {name for name, seen in self._seen.items() if isinstance(seen, Topic)}
+        for name, seen in sorted(self._seen.items()):
+            if isinstance(seen, Topic):
+                topics.add_row(*seen.row(name, await self._held(name), now - before))
+            elif seen.topic in shown or not self._windows:
+                for row in seen.rows():
+                    groups.add_row(*row)
+        for group, old, new in reversed(self._switches):
+            switches.add_row(
+                f"{moment(0, new.at):%H:%M:%S.%f}"[:-3], group, old.name, old.role, new.name, str(new.term),
+                f"{new.settled:,}", f"{(new.at - old.at) / 1e6:.2f} s",
+            )  # fmt: skip
+        troubles = [f"{name or 'the list of topics'}: {text}" for name, text in sorted(self._troubles.items())]
+        tables = [table for table in (topics, groups, switches) if table.row_count or table is topics]
+        return Group(*tables, *troubles)
+
+    async def _held(self, name: str) -> str:
+        feed = self._feeds.get(name)
+        if feed is None or not self._bus.capabilities.replay:
+            return ""
+        try:
+            async with asyncio.timeout(_PAUSE):
+                found = await feed.bounds()
+        except (BusError, TimeoutError):
+            return ""
+        return f"{found.end - found.first:,}"
+
+
+def _table(*columns: str) -> Table:
+    """Of columns whose names begin with `>` if they stand at the right."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, name in enumerate(columns):
+        table.add_column(
+            name.removeprefix(">"), justify="right" if name[0] == ">" else "left", no_wrap=number > 0, overflow="fold"
+        )
+    return table
+
+
+def _plain(text: Any) -> str:
+    """What others wrote moves no cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
+
+
+def _ago(micros: int) -> str:
+    seconds = max(0.0, time.time() - micros / 1e6)
+    for size, unit, digits in ((1, "s", 1), (60, "min", 0), (3_600, "h", 0)):
+        if seconds < 60 * size:
+            return f"{seconds / size:.{digits}f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+async def top(urls: Sequence[str], groups: Sequence[str], once: bool, bus: str, config: str | None,
+              keys: Mapping[str, Any]) -> None:  # fmt: skip
+    """Pictures of a bus."""
+    async with init(bus, config=config, **keys) as client:
+        await Top(client, urls, groups).run(once=once)
