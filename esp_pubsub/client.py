@@ -18,7 +18,7 @@ from .config import load_options
 from .errors import Closed, ConfigError, EspError, NotOffered, SchemaDiffers, SchemaError, Stale, WrongOrder
 from .failover.group import Failover
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
-from .publisher import Publisher, PublisherOptions, Resume
+from .publisher import Publisher, PublisherOptions, Resume, source_number
 from .registry import driver, election
 from .schema import Schema
 from .subscriber import RUNS_KEY, SCHEMA_KEY, Subscriber, SubscriberOptions, check_start
@@ -210,6 +210,23 @@ class Client:
     async def _runs(self, topic: str) -> dict[int, int]:
         packed = await self.bus.retained(topic, RUNS_KEY)
         return dict(msgpack.unpackb(packed, strict_map_key=False)) if packed else {}
+
+    async def current_run(self, url: str, group: str, *, side: Side | None = None) -> int:
+        """The run that a failover group is in, for `Failover(run=...)`; 0 where nobody has said so."""
+        _, topic = self._window(url, side, "in")
+        if not self.bus.capabilities.retained:
+            return 0
+        return (await self._runs(topic)).get(source_number(f"{topic}/{group}"), 0)
+
+    async def purge(self, url: str, *, side: Side | None = None) -> int:
+        """Empty a window's topic. Failover groups that published there have to begin a new run: how many they are."""
+        _, topic = self._window(url, side, "in")
+        catalog = self.catalog()
+        runs = await self._runs(topic) if self.bus.capabilities.retained else {}
+        if runs:  # first: then nobody goes on with the old run on an empty topic
+            await self.bus.retain(topic, RUNS_KEY, msgpack.packb({source: run + 1 for source, run in runs.items()}))
+        await catalog.purge(topic)
+        return len(runs)
 
     def subscriber(
         self, url: str, schema: Schema | str | None = None, *, side: Side | None = None, start: Start | None = None,

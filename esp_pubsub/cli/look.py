@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgpack
-
 from .. import Client, EspError, NotOffered, init
 from ..address import Address, Side
 from ..bus import Bounds, Break, Bus, Feed, Message
 from ..events import moment
 from ..failover.accept import Accept, Dropped, Outcome
 from ..notices import BadMessage, Joined, Missed
-from ..subscriber import RUNS_KEY, SCHEMA_KEY
+from ..subscriber import SCHEMA_KEY
 from ..wire.frame import BEAT, LIMITS, Frame
 from .running import say
 
@@ -124,19 +122,10 @@ async def purge(url: str, side: Side | None, bus: str, config: str | None, keys:
     address.require_window()
     wanted: Sequence[Side] = ("in", "out") if side is None else (side,)
     async with init(bus, config=config, **keys) as client:
-        catalog = client.catalog()
-        there = await catalog.topics()
-        names = [name for name in (address.topic(each) for each in wanted) if name in there]
-        if not names:
+        there = await client.catalog().topics()
+        sides = [each for each in wanted if address.topic(each) in there]
+        if not sides:
             raise EspError(f"there is no topic of {address}")
-        for name in names:
-            raised = 0
-            if client.bus.capabilities.retained:  # first: then nobody goes on with the old run on an empty topic
-                packed = await client.bus.retained(name, RUNS_KEY)
-                runs = msgpack.unpackb(packed, strict_map_key=False) if packed else {}
-                raised = len(runs)
-                if runs:
-                    later = {source: run + 1 for source, run in runs.items()}
-                    await client.bus.retain(name, RUNS_KEY, msgpack.packb(later))
-            await catalog.purge(name)
-            say(f"{name} is empty; {raised} failover groups begin a new run")
+        for each in sides:
+            begun = await client.purge(url, side=each)
+            say(f"{address.topic(each)} is empty; {begun} failover groups begin a new run")

@@ -11,13 +11,9 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 
-import msgpack
-
 from .. import Client, ConfigError, DeliveryUnknown, EspError, Publisher, Schema
 from ..address import Address
 from ..config import SasOptions
-from ..publisher import source_number
-from ..subscriber import RUNS_KEY
 from ..text import BadText, Batch, CsvReader, JsonReader
 from .options import AdapterOptions, failover, opened, sas_options
 from .places import inputs, is_file
@@ -55,7 +51,7 @@ class Pub:
                 address = Address.parse(options.url)
                 topic = address.topic(options.wanted_side or address.options.side or "in")
                 schema = await self._schema(client, topic)
-                run = await self._run(client, topic)
+                run = await self._run(client)
                 member = failover(options, self._sas, run)
                 opening = client.publisher(options.url, schema, side=options.wanted_side, failover=member)
                 async with opening as publisher, progress(self._line):
@@ -75,14 +71,13 @@ class Pub:
             raise ConfigError(f"nobody has published to {topic} yet, so it has no schema: give one")
         return found
 
-    async def _run(self, client: Client, topic: str) -> int:
+    async def _run(self, client: Client) -> int:
         """As said, else the one that the group is in: `esp purge` begins the next one."""
-        group = self._options.failovergroup or self._sas.failovergroup
-        if self._options.run is not None or group is None or not client.bus.capabilities.retained:
-            return self._options.run or 0
-        packed = await client.bus.retained(topic, RUNS_KEY)
-        runs = msgpack.unpackb(packed, strict_map_key=False) if packed else {}
-        return int(runs.get(source_number(f"{topic}/{group}"), 0))
+        options = self._options
+        group = options.failovergroup or self._sas.failovergroup
+        if options.run is not None or group is None:
+            return options.run or 0
+        return await client.current_run(options.url, group, side=options.wanted_side)
 
     def _reader(self, schema: Schema) -> CsvReader | JsonReader:
         skip = self._skip if self._options.ignorecsvparseerrors else None

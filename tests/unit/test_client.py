@@ -62,6 +62,19 @@ async def ticks(count: int = 10) -> None:
         await asyncio.sleep(0)
 
 
+async def test_a_purge_empties_the_topic_and_its_groups_have_to_begin_a_new_run(client: esp.Client) -> None:
+    assert await client.current_run(URL, "feed") == 0
+    await publish(client, 1, 2, failover=esp.Failover("feed", run=3))
+    await publish(client, 1)
+    assert (await client.current_run(URL, "feed"), await client.current_run(URL, "other")) == (3, 0)
+    assert await client.purge(URL) == 1
+    assert await client.current_run(URL, "feed") == 4
+    assert isinstance(await outcome(publish(client, 1, failover=esp.Failover("feed", run=3))), esp.Stale)
+    await publish(client, 7, failover=esp.Failover("feed", run=await client.current_run(URL, "feed")))
+    async with client.subscriber(URL, side="in", start="earliest") as sub:
+        assert (await outcome(anext(aiter(sub)))).rows() == [(7,)]
+
+
 # opening
 
 
