@@ -7,6 +7,7 @@ then it says how far it came. A signal leaves out the events that were read and 
 from __future__ import annotations
 
 import asyncio
+import csv
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,7 +15,7 @@ from dataclasses import replace
 from .. import Client, ConfigError, DeliveryUnknown, EspError, Publisher, Schema
 from ..address import Address
 from ..config import SasOptions
-from ..text import BadText, Batch, CsvReader, JsonReader
+from ..text import MAX_LINE, BadText, Batch, CsvReader, JsonReader
 from .options import AdapterOptions, failover, opened, sas_options
 from .places import inputs, is_file
 from .running import progress, say
@@ -84,6 +85,7 @@ class Pub:
         assert self._block is not None
         if self._options.format == "json":
             return JsonReader(schema, dateformat=self._dateformat, block=self._block, on_bad=skip)
+        csv.field_size_limit(MAX_LINE)  # the library's own is for a whole process, and less than a line may have
         return CsvReader(schema, self._csv, block=self._block, on_bad=skip)
 
     def _skip(self, bad: BadText) -> None:

@@ -45,6 +45,7 @@ from .values import (
 
 Texts = Sequence[str]
 
+MAX_LINE = 1 << 20  # bytes; a field may have as many characters as csv.field_size_limit says, which is the process's
 _PIECE = 1 << 16  # bytes taken at once: a few hundred rows, so that columns pay off and memory stays small
 _NOT_CLOSED = "unexpected end of data"  # so says the standard library
 _BOM = b"\xef\xbb\xbf"
@@ -106,7 +107,7 @@ class CsvReader:
         format: CsvFormat | None = None,
         *,
         block: int = 256,
-        max_line: int = 1 << 20,
+        max_line: int = MAX_LINE,
         on_bad: Callable[[BadText], object] | None = None,
     ) -> None:
         self.skipped = 0

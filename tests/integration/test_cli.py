@@ -102,6 +102,14 @@ def test_lines_come_out_as_they_went_in(cli: Cli, trades: Path, tmp_path: Path) 
     assert filecmp.cmp(trades, out, shallow=False)
 
 
+def test_a_field_may_be_nearly_as_long_as_a_line(cli: Cli, tmp_path: Path) -> None:
+    lines, out = tmp_path / "lines.csv", tmp_path / "out.csv"
+    lines.write_text(f"1,{'x' * 1_000_000},0.5\n")
+    cli.run("pub", URL, SCHEMA, lines)
+    cli.run("sub", URL, out, "--side", "in", "--start", "earliest", "--max-events", 1)
+    assert filecmp.cmp(lines, out, shallow=False)
+
+
 def test_lines_come_out_as_they_went_in_although_the_active_publisher_is_killed(
     cli: Cli, trades: Path, tmp_path: Path
 ) -> None:
