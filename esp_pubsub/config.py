@@ -73,16 +73,27 @@ class SasOptions:
     """The keys of section `sas`, which every bus shares; their meaning is SAS's."""
 
     hotfailover: bool = False
+    """An adapter is a member of a failover group."""
     numbufferedmsgs: int = 10_000
+    """Blocks that a standby keeps ready."""
     failovergroup: str | None = None
+    """The group's name; with it alone an adapter is redundant too."""
     zookeeperhostport: str | None = None
+    """ZooKeeper elects the group's leader; unset: the bus."""
     dateformat: str | None = None
+    """How dates and stamps are spelt in text, in strftime's words; unset: as integers."""
     buspersistence: bool = False
+    """The bus keeps what nobody has read yet; each bus says how."""
     queuename: str | None = None
+    """The group of subscribers that name none."""
     json: bool = False
+    """Adapters refuse it: between them blocks travel in one form. `fstype` says how text is written."""
     protobuf: bool = False
+    """As json."""
     protofile: Path | None = None
+    """As json."""
     protomsg: str | None = None
+    """As json."""
 
 
 class _Given(NamedTuple):

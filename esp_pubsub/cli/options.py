@@ -24,40 +24,73 @@ class AdapterOptions:
     """The keys of `-C`. Those that SAS does not have: side, schema, group, election and run."""
 
     url: str
+    """The window, dfESP://host:port/project/query/window."""
     fsname: str
+    """A file, - for standard input or output, :port to listen, host:port to connect."""
     type: str | None = None
+    """pub or sub, where the command does not say so."""
     fstype: str | None = None
+    """csv or json; unset: as the file's name ends, else csv."""
     transport: str = "embedded"
+    """The bus."""
     transportconfigfile: str | None = None
+    """Its cfg file, or the folder it is in."""
     side: str | None = None
+    """in or out, the topic of the window; pub writes in, sub reads out unless told."""
     schema: str | None = None
+    """The window's schema; unset: as retained on the bus."""
     group: str | None = None
+    """Reads as a member of this group, and goes on where it left off."""
     dateformat: str | None = None
+    """How dates and stamps are spelt, in strftime's words; unset: as integers."""
     blocksize: int | None = None
+    """Events of a block; unset: 64 from a file, else 1."""
     quiesce: bool = False
+    """Refused: there is no engine behind a bus."""
     header: str = "0"
+    """Lines to pass over, or names: the first line tells the fields."""
     growinginputfile: bool = False
+    """Goes on reading what is appended to the file."""
     rate: float = 0.0
+    """Events a second, at most; 0: as fast as it goes."""
     repeatcount: int = 0
+    """How many more times the input is read."""
     maxevents: int = 0
+    """Ends after so many; 0: with the input."""
     transactional: bool = False
+    """Blocks are published as transactional."""
     publishwithupsert: bool = False
+    """With addcsvopcode: the opcode is upsert, not insert."""
     ignorecsvparseerrors: bool = False
+    """Bad lines are counted and passed over; else the first one ends it."""
     csvfielddelimiter: str = ","
+    """One character."""
     noautogenfield: bool = False
+    """Lines have no key field; the bus's window generates it."""
     addcsvopcode: bool = False
+    """Lines have no column of opcodes."""
     addcsvflags: str | None = None
+    """Lines have no column of flags; all events have this one: normal, partialupdate."""
     csvincludeschema: str = "never"
+    """The schema as a line of the output: never, once or pereventblock."""
     periodicity: float = field(default=0.0, metadata=DURATION)
+    """A new output file each time so long has passed; 0: one file."""
     maxfilesize: int = field(default=0, metadata=SIZE)
+    """A new output file when one is so large; 0: one file."""
     unbufferedoutputstreams: bool = True
     """Output never waits in a buffer of ours, whatever this says."""
     hotfailover: bool | None = None
+    """A member of a failover group; unset: as section sas says."""
     failovergroup: str | None = None
+    """The group's name."""
     numbufferedmsgs: int | None = None
+    """Blocks that a standby keeps ready."""
     zookeeperhostport: str | None = None
+    """ZooKeeper elects the leader."""
     election: str | None = None
+    """Who elects it, by name or URL; unset: ZooKeeper if there is one, else the bus."""
     run: int | None = None
+    """The run of the group; unset: the one it is in."""
 
     def __post_init__(self) -> None:
         _check("type", self.type, (None, "pub", "sub"))
