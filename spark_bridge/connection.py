@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from esp_pubsub._portal import Portal
+from esp_pubsub.bus import Feed
 from esp_pubsub.client import Client
 from esp_pubsub.errors import BusUnavailable, EspError, NotOffered
 from esp_pubsub.lib import init
@@ -31,6 +32,8 @@ class Connection:
 
     def __init__(self, options: Options) -> None:
         self.portal = Portal("esp spark")
+        self.feeds: dict[str, tuple[int | None, int, Feed]] = {}
+        """By topic: one that was left open, the topic's incarnation, and where the feed stands."""
         self.users = 0
         self.used_at = time.monotonic()
         self.wanted = threading.Event()
@@ -59,7 +62,7 @@ class Connection:
     def close(self) -> None:
         """Close the client and end the thread; bounded."""
         try:
-            with suppress(EspError):  # it is of no use any more
+            with suppress(EspError, RuntimeError):  # it is of no use any more; a program that ends has no more threads
                 self.ask(_CLOSE, self.client.aclose)
         finally:
             self.portal.close()

@@ -141,7 +141,7 @@ class Planner:
         self._news = News()
         self._failure = None
         ends = {topic: mark.position for topic, mark in (await self._marks("latest")).items()}
-        self._scans = {topic: Scan(topic, mark) for topic, mark in start.items()}
+        self._scans = {topic: Scan(topic, mark, len(start)) for topic, mark in start.items()}
         self._work = asyncio.create_task(self._read_all(), name="esp spark planner")
         with suppress(TimeoutError):
             async with asyncio.timeout(min(_LOOK, self._options.timeout / 2)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from esp_pubsub.bus import Break, Message
 from esp_pubsub.failover.accept import Accept, Dropped, Outcome
@@ -30,8 +30,9 @@ class _Stretch:
 
     first: int
     end: int
-    counts: Counter[str] = field(default_factory=Counter)
-    forgotten: list[int] = field(default_factory=list)
+    odd: Counter[str] | None = None
+    """What was counted of these messages."""
+    forgotten: tuple[int, ...] = ()
     position: int = -1
     rows: int = 0
     known: tuple[int, tuple[int, int, int]] = (0, (0, 0, 0))
@@ -41,8 +42,10 @@ class _Stretch:
 class Scan:
     """One topic, from a mark on."""
 
-    def __init__(self, topic: str, mark: Mark) -> None:
+    def __init__(self, topic: str, mark: Mark, topics: int = 1) -> None:
+        """`topics`: how many share what may be ahead."""
         self.topic = topic
+        self._blocks_ahead, self._rows_ahead = BLOCKS_AHEAD // topics, ROWS_AHEAD // topics
         self.mark = mark
         self.head = mark.position
         """Behind what was looked at."""
@@ -57,7 +60,7 @@ class Scan:
     @property
     def full(self) -> bool:
         """Enough is ahead."""
-        return len(self._ahead) >= BLOCKS_AHEAD or self._rows >= ROWS_AHEAD
+        return len(self._ahead) >= self._blocks_ahead or self._rows >= self._rows_ahead
 
     @property
     def next_rows(self) -> int:
@@ -83,25 +86,29 @@ class Scan:
                 open_.position, open_.rows = outcome.position, outcome.count
                 open_.known = outcome.source, (outcome.run, outcome.id, outcome.chain)
                 self._ahead.append(open_)
-                open_.counts.update(blocks=1, rows=outcome.count)
                 self._rows += outcome.count
-                self.seen.update(open_.counts)
+                _count(self.seen, open_)
                 self._open = _Stretch(outcome.position + 1, outcome.position + 1)
             case Dropped(frame, why):
                 if why == "double":
-                    open_.counts["doubles"] += 1
+                    self._odd("doubles")
                 open_.end = frame.position + 1
             case BadMessage(position, reason):
                 _log.warning("%s: the message at %s is passed over: %s", self.topic, position, reason)
-                open_.counts["bad"] += 1
+                self._odd("bad")
                 open_.end = position + 1
             case Missed(_, _, first, last):
                 _log.warning("%s: %s", self.topic, outcome)
-                open_.counts["missed"] += last - first + 1
+                self._odd("missed", last - first + 1)
             case InputDiffers():
                 _log.warning("%s: %s", self.topic, outcome)
             case Forgotten(source, _, _):
-                open_.forgotten.append(source)
+                open_.forgotten += (source,)
+
+    def _odd(self, what: str, count: int = 1) -> None:
+        if self._open.odd is None:
+            self._open.odd = Counter()
+        self._open.odd[what] += count
 
     def advance(self, most_rows: int | None, end: int | None = None) -> Mark:
         """Go on by a batch, and return the mark behind it; the present one while there is no block for it.
@@ -120,7 +127,7 @@ class Scan:
             rows, position = rows + each.rows, each.position + 1
             if each.end > each.first:
                 passed.append((each.first, each.end))
-            counts.update(each.counts)
+            _count(counts, each)
             for source in each.forgotten:
                 sources.pop(source, None)
                 from_start = False
@@ -134,6 +141,13 @@ class Scan:
                 counts={name: counts[name] for name in COUNTS},
             )  # fmt: skip
         return self.mark
+
+
+def _count(counts: Counter[str], stretch: _Stretch) -> None:
+    counts["blocks"] += 1
+    counts["rows"] += stretch.rows
+    if stretch.odd is not None:
+        counts.update(stretch.odd)
 
 
 def refused(topic: str, broken: Break, position: int) -> OffsetRefused:

@@ -8,6 +8,7 @@ Spark pickles sources, readers and partitions, so they hold options and numbers 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from esp_pubsub.bus import Break
+from esp_pubsub.bus import Break, Feed, Message
 from esp_pubsub.errors import BusUnavailable, ConfigError, SchemaError
 from esp_pubsub.schema import Schema
 from esp_pubsub.wire.frame import Frame, parse
@@ -34,6 +35,7 @@ from .writer import EspStreamWriter, EspWriter, writing
 
 ROWS_A_TASK, TASKS_MOST = 262_144, 16
 _READ = 1_000, 8 << 20
+_FEW = 100  # messages of a task, which are then the newest: the next task goes on behind them
 _PAUSE = 0.2
 _log = logging.getLogger("esp_pubsub.spark")
 
@@ -133,17 +135,59 @@ def read(partition: EspPartition, options: Options, schema: Schema) -> Iterator[
         yield from batches(_frames(connection, partition, options), schema, options.columns, view)
 
 
+class _Reading:
+    """A feed up to the end of a partition. The next read is under way while what came last is decoded."""
+
+    def __init__(self, feed: Feed, position: int, end: int) -> None:
+        self._feed = feed
+        self._end = end
+        self._next = self._begin(position)
+
+    @classmethod
+    async def open(cls, connection: Connection, partition: EspPartition, position: int) -> _Reading:
+        topic, incarnation = partition.topic, partition.incarnation
+        *place, feed = connection.feeds.pop(topic, (None, None, None))
+        if feed is not None and place != [incarnation, position]:
+            await feed.aclose()
+            feed = None
+        feed = feed or await open_at(connection.bus, topic, incarnation, position)
+        return cls(feed, position, partition.ranges[-1][1])
+
+    def _begin(self, position: int) -> asyncio.Task[Sequence[Message | Break]]:
+        most, size = _READ
+        return asyncio.create_task(self._feed.read(min(most, self._end - position), size))
+
+    async def read(self) -> Sequence[Message | Break]:
+        found = await self._next
+        last = found[-1]
+        if isinstance(last, Message) and last.position + 1 < self._end:
+            self._next = self._begin(last.position + 1)
+        return found
+
+    def leave(self, connection: Connection, partition: EspPartition) -> None:
+        """Instead of closing it: for the next task."""
+        connection.feeds[partition.topic] = partition.incarnation, self._end, self._feed
+
+    async def aclose(self) -> None:
+        self._next.cancel()
+        try:
+            await asyncio.gather(self._next, return_exceptions=True)
+        finally:
+            await self._feed.aclose()
+
+
 def _frames(connection: Connection, partition: EspPartition, options: Options) -> Iterator[Frame]:
     """What stands in the ranges. After trouble it goes on; BusUnavailable when there was nothing for too long."""
     topic, ranges = partition.topic, partition.ranges
     position, end = ranges[0][0], ranges[-1][1]
+    few = end - position <= _FEW
     last_news = time.monotonic()
     while position < end:
         try:
-            feed = connection.ask(options.timeout, open_at, connection.bus, topic, partition.incarnation, position)
+            reading = connection.ask(options.timeout, _Reading.open, connection, partition, position)
             try:
                 while position < end:
-                    found = connection.ask(options.timeout, feed.read, *_READ)
+                    found = connection.ask(options.timeout, reading.read)
                     for each in found:
                         if isinstance(each, Break):
                             raise refused(topic, each, position)
@@ -154,7 +198,10 @@ def _frames(connection: Connection, partition: EspPartition, options: Options) -
                             yield parse(each.data, each.position)
                     last_news = time.monotonic()
             finally:
-                connection.ask(options.timeout, feed.aclose)
+                if few and position == end:
+                    reading.leave(connection, partition)
+                else:
+                    connection.ask(options.timeout, reading.aclose)
         except BusUnavailable as error:
             if time.monotonic() - last_news >= options.timeout:
                 raise

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -109,6 +110,12 @@ def test_a_value_that_spark_has_no_place_for_is_named_by_its_block(kind: str, fi
 def test_a_block_of_another_schema_is_refused() -> None:
     with pytest.raises(BadBody, match="schema is another one"):
         read([frame_of(Schema("other*:int64"), [(1,)])], SMALL)
+
+
+def test_python_looks_for_cycles_again_behind_a_body_that_cannot_be_read() -> None:
+    with pytest.raises(BadBody):
+        read([frame_of(Schema("other*:int64"), [(1,)])], SMALL)
+    assert gc.isenabled()
 
 
 def test_no_frames_are_no_batches() -> None:

@@ -173,6 +173,16 @@ def test_what_is_ahead_is_bounded_and_the_bound_is_told(monkeypatch: pytest.Monk
     assert not scan.full
 
 
+def test_topics_of_one_query_share_what_may_be_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning, "ROWS_AHEAD", 8)
+    topic, scan = Topic(), Scan("t/O", Mark(0, 1), topics=4)
+    topic.put(*line(1, 2))
+    scan.take(topic.messages[:1])
+    assert not scan.full
+    scan.take(topic.messages[1:])
+    assert scan.full
+
+
 def test_what_was_seen_is_ahead_of_the_mark() -> None:
     topic, scan = Topic(), begin()
     topic.put(*line(1, 3, rows=5))
