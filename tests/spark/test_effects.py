@@ -13,7 +13,7 @@ import esp_pubsub as esp
 from esp_pubsub.spark_bridge import Ledger, Progress, foreach_batch, publish_batch
 from esp_pubsub.spark_bridge import effects as at
 
-from .conftest import Window
+from .conftest import PATIENCE, Window
 
 OUT = "dfESP://spark:5555/p/q/results"
 
@@ -59,7 +59,7 @@ def test_with_a_ledger_a_function_has_its_effect_once(window: Window, database: 
         query = window.start(
             foreach_batch(stream, keep, ledger=lambda: Dying(sqlite3.connect(database))), availableNow=True
         )
-        assert query.awaitTermination(30)
+        assert query.awaitTermination(PATIENCE)
 
     for _ in "ab":
         with pytest.raises(StreamingQueryException, match="Killed"):
@@ -118,6 +118,32 @@ def test_a_batch_is_published_once_whenever_the_driver_dies(
     assert doubles == 3  # the first batch's blocks, which stood there already
 
 
+def test_a_function_publishes_and_writes_and_each_happens_once(window: Window, database: Path) -> None:
+    window.publish(1, 2, rows=3)
+
+    def ledger() -> Ledger:
+        return Ledger(sqlite3.connect(database))
+
+    def both(batch: Any, batch_id: int, connection: Any) -> None:
+        publish_batch(
+            batch, OUT, batch_id, order_by=["id"], schema=window.schema, ledger=ledger,
+            **{"bus.dir": window.options["bus.dir"]},
+        )  # fmt: skip
+        connection.executemany("INSERT INTO effect VALUES (?)", [(row.id,) for row in batch.collect()])
+        if raising.pop(batch_id, None):
+            raise Killed("blocks are out, rows are not committed")
+
+    raising = {1: True}
+    with pytest.raises(StreamingQueryException, match="blocks are out"):
+        window.finish(foreach_batch(window.stream(maxRowsPerTrigger="3"), both, ledger=ledger))
+    window.finish(foreach_batch(window.stream(maxRowsPerTrigger="3"), both, ledger=ledger))
+    ids = [100, 101, 102, 200, 201, 202]
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT id FROM effect").fetchall() == [(id,) for id in ids]
+    *rows, doubles = received(window, 2)
+    assert ([row[0] for row in rows], doubles) == (ids, 0)
+
+
 def test_a_batch_that_does_not_fit_leaves_nothing_behind(window: Window, database: Path) -> None:
     window.publish(1)
 
@@ -137,7 +163,7 @@ def test_a_stream_and_a_table_are_written_by_format(window: Window) -> None:
     window.publish(1, 2, rows=300)
     options = {**window.options, "url": OUT, "schema": window.schema}
     writer = window.stream().writeStream.format("esp").options(**options)
-    assert window.start(writer, availableNow=True).awaitTermination(30)
+    assert window.start(writer, availableNow=True).awaitTermination(PATIENCE)
     window.read().limit(3).coalesce(1).write.format("esp").options(**options).mode("append").save()
     window.options["url"] = OUT
     ids = [row.id for row in window.read(side="in").collect()]

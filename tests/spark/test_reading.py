@@ -3,8 +3,6 @@ from __future__ import annotations
 from datetime import datetime
 from decimal import Decimal
 
-import pytest
-
 import esp_pubsub as esp
 
 from .conftest import Window
@@ -105,18 +103,3 @@ def test_confirm_as_tells_others_how_far_a_query_is(window: Window) -> None:
         return await client.bus.retained("spark:5555/p/q/w/O", "spark/job")
 
     assert b"position" in (window.run(told) or b"")
-
-
-@pytest.mark.timeout(150)
-def test_the_same_source_reads_from_kafka(spark: object, kafka: object, tmp_path: object) -> None:
-    hostport = kafka.bootstrap  # type: ignore[attr-defined]
-    window = Window(spark, tmp_path, {"bus": "kafka", "bus.hostport": hostport}, {"bus": "kafka", "hostport": hostport})  # type: ignore[arg-type]
-    try:
-        window.publish(1, 2, 3)
-        window.finish(window.stream(maxRowsPerTrigger="2"))
-        window.publish(4)
-        window.finish(window.stream(maxRowsPerTrigger="2"))
-        assert window.ids == [100, 200, 300, 400]
-        assert window.read().count() == 4
-    finally:
-        window.close()
