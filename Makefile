@@ -2,10 +2,13 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
-.PHONY: demo test check bench fuzz simulate docs
+.PHONY: demo test check bench fuzz simulate docs demo-spark
 
 demo: .venv/ready
 	$(PY) -m $(if $(BUS),tests.support.demo $(BUS),esp_pubsub.cli.demo)
+
+demo-spark: .venv/ready
+	$(PY) -m tests.support.demo_spark
 
 # The tests of a file share its brokers. Two processes: much of what a test does is to wait for one.
 test: .venv/ready
