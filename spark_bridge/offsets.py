@@ -50,13 +50,13 @@ class Mark:
             yield at, self.position
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers and texts only; those of 64 bits as hexadecimal texts, because not every reader has such numbers."""
+        """Numbers and texts only; those of 64 bits as texts, because not every reader has such numbers."""
         return {
-            "position": self.position,
+            "position": str(self.position),
             "incarnation": None if self.incarnation is None else f"{self.incarnation:016x}",
             "fromStart": self.from_start,
             "sources": {f"{n:016x}": [str(run), str(last), chain] for n, (run, last, chain) in self.sources.items()},
-            "passed": [list(each) for each in self.passed],
+            "passed": [[str(first), str(end)] for first, end in self.passed],
             **self.counts,
         }
 
