@@ -218,6 +218,8 @@ class Subscriber:
                 await self._find_schema(self._incoming)
             messages, self._incoming = self._incoming, ()
             self._take(messages)
+            if self._unstored and not self._ready and self._ledger is not None:
+                await self._store(feed, self._ledger)  # a queue may have nothing more for us before that
             if self._to_release:
                 await feed.release(self._to_release)
                 self._to_release = []
@@ -362,7 +364,8 @@ class Subscriber:
         """Store that this block and all delivered before it are done (default: the last one you were given).
 
         The next reader of the group goes on behind it. Cumulative: confirming an earlier one again changes nothing.
-        Cancelled: it may or may not be stored. BusUnavailable: it is not, or another reader has taken over the group.
+        Cancelled: it may or may not be stored. BusUnavailable: it is not yet, and will be with one of the next blocks,
+        unless another reader has taken over the group.
         """
         self._home.check()
         if self._ledger is None:
@@ -379,11 +382,22 @@ class Subscriber:
         try:
             if self._feed is None:
                 raise BusUnavailable(f"the link to {self.topic} is down; confirm again after the next block")
-            await self._feed.confirm(self._ledger.done, self._ledger.state(from_start=self._accept.from_start))
-            self._unstored = False
-            self._ledger.stored()
+            await self._store(self._feed, self._ledger)
         except BusUnavailable as error:
             await self._lose_feed(error)
+            raise
+
+    async def _store(self, feed: Feed, ledger: Ledger) -> None:
+        """The state, and then the position, which may be further once the state is stored: see `Ledger.dropped`."""
+        state, done = ledger.state(from_start=self._accept.from_start), ledger.done
+        self._unstored = False  # what is confirmed meanwhile sets it again
+        try:
+            await feed.confirm(done, state)
+            ledger.stored()
+            if ledger.done != done:
+                await feed.confirm(ledger.done, state)
+        except BaseException:
+            self._unstored = True
             raise
 
     async def seek(self, start: Start) -> None:

@@ -12,7 +12,7 @@ from esp_pubsub.bus import Message
 from esp_pubsub.wire.frame import BLOCK, ROWS, seal
 from esp_pubsub.wire.rows import codec
 from tests.unit.workbench import SYMBOLS as SCHEMA
-from tests.unit.workbench import TOPIC, URL, Bench, block, numbers, outcome, ticks
+from tests.unit.workbench import TOPIC, URL, Bench, block, numbers, outcome, ticks, until
 
 
 async def test_a_group_goes_on_behind_what_it_confirmed(bench: Bench) -> None:
@@ -70,6 +70,24 @@ async def _first(source: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for each in source:
         yield each
         return
+
+
+async def test_a_confirm_that_failed_is_made_up_for_when_only_doubles_come(bench: Bench) -> None:
+    await bench.publish(1, 2)
+    async with await bench.subscriber(group="g") as sub:
+        assert await numbers(sub, 2) == [1, 2]
+        bench.faults.lose_link()
+        with pytest.raises(esp.BusUnavailable):
+            await sub.confirm()
+        bench.faults.restore()
+        await bench.raw(*[frame.data for frame in await bench.frames()])
+        waiting = asyncio.create_task(anext(sub))
+        await until(lambda: not sub._unstored)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    async with await bench.subscriber(group="g") as sub:
+        await bench.publish(3)
+        assert await numbers(sub, 1) == [3]
 
 
 async def test_confirm_before_anything_was_read_does_nothing(bench: Bench) -> None:
