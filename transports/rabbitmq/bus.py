@@ -26,6 +26,7 @@ from .group import GroupFeed
 from .link import Link, security
 from .options import RabbitOptions, plain
 from .pipe import RabbitPipe
+from .presence import PresenceElection
 from .stream import StreamFeed, StreamPipe, Streams, retention
 from .stream_group import StreamGroupFeed
 from .stream_link import Address
@@ -40,24 +41,23 @@ async def open_bus(options: RabbitOptions) -> RabbitBus:
         context = await asyncio.to_thread(security, options)
     except OSError as e:
         raise ConfigError(f"a TLS file cannot be used: {e}") from e
-    streams = None
-    if options.kind == "stream":
-        address = Address(
-            tuple(options.stream_addresses), options.userid, plain(options.password), options.vhost, context,
-            options.timeout,
-        )  # fmt: skip
-        streams = Streams(address, retention(options.streamsize, options.retention))
-        await streams.begin()
-    bus = RabbitBus(Link(options, context), streams)
+    link, streams = Link(options, context), None
     try:
+        if options.kind == "stream":
+            link.drop(await link.channel("reading", "connecting"))  # first: AMQP tells best which settings are wrong
+            address = Address(
+                tuple(options.stream_addresses), options.userid, plain(options.password), options.vhost, context,
+                options.timeout,
+            )  # fmt: skip
+            streams = Streams(address, retention(options.streamsize, options.retention))
+            await streams.begin()
+        bus = RabbitBus(link, streams)
         if streams is None:
             await bus.find_exchange()
-        else:
-            bus.link.drop(await bus.link.channel("reading", "connecting"))  # so that wrong settings are told now
+        return bus
     except BaseException:
-        await bus.aclose()
+        await link.aclose()
         raise
-    return bus
 
 
 class RabbitBus:
@@ -71,7 +71,7 @@ class RabbitBus:
             suffix_only=log, replay=log, retained=True, groups=link.options.kind != "direct", incarnation=log,
             requests=True, catalog=False,
             max_message_bytes=largest if streams is None else min(largest, streams.max_message_bytes),
-            elections=("token",) if streams is None else (),
+            elections=("token", "presence") if streams is None else (),
         )  # fmt: skip
         self._theirs = False  # somebody else made the exchange, in another way that will do
         self._asker = requests.Asker(link)
@@ -204,9 +204,9 @@ class RabbitBus:
         self._check(topic)
         await requests.serve(self.link, topic, answer)
 
-    def election(self, kind: str, line: str, member: str) -> TokenElection:
+    def election(self, kind: str, line: str, member: str) -> TokenElection | PresenceElection:
         """See `Elections.election`."""
-        return TokenElection(self, line)
+        return PresenceElection(self, line, member) if kind == "presence" else TokenElection(self, line)
 
     async def aclose(self) -> None:
         """See `Bus.aclose`."""

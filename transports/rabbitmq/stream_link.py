@@ -155,6 +155,7 @@ class Link(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over, whoever ended it."""
         self.end(BusUnavailable(f"the connection to the broker was lost: {exc or 'it closed'}"))
+        self._buffer = bytearray()  # whoever keeps the error keeps all this
         self._over.set()
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -330,6 +331,12 @@ def _itself(link: Link) -> Link:
     return link
 
 
+def _way_out(address: Address, error: OSError) -> str:
+    if address.context is None or not isinstance(error, ssl.SSLError | ConnectionResetError):
+        return ""
+    return "; that port may speak no TLS, or not know us: check streamport, ssl, sslcacert, sslcert"
+
+
 async def connect(address: Address) -> Link:
     """A connection to the first of the hosts that lets us in."""
     loop = asyncio.get_running_loop()
@@ -347,7 +354,8 @@ async def connect(address: Address) -> Link:
         except BusUnavailable as e:
             error = e
         except OSError as e:
-            error = BusUnavailable(f"RabbitMQ streams at {host}:{port}: {type(e).__name__} {e}".rstrip())
+            kind = BusRefused if isinstance(e, ssl.SSLError) else BusUnavailable
+            error = kind(f"RabbitMQ streams at {host}:{port}: {type(e).__name__} {e}".rstrip() + _way_out(address, e))
         except BaseException:
             link.end(BusUnavailable("connecting was cancelled"))
             raise
