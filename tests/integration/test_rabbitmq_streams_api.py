@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import re
 import secrets
@@ -20,42 +19,18 @@ import pytest
 
 import esp_pubsub as esp
 from esp_pubsub.errors import NotOffered
-from esp_pubsub.notices import Failure, Joined, Missed, Notice, Reconnected, Skipped
+from esp_pubsub.notices import BadMessage, Failure, Joined, Missed, Notice, Reconnected, Skipped
 from tests.integration.members import SCHEMA, Reader, inject, until
+from tests.integration.rabbit import ROOT, has_role, member, new_url, stranger, topic_of
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.server import HOST
 
-ROOT = Path(__file__).parents[2]
 TAKEOVER = 5.0  # what a loaded machine may take; it is about half a second
-MEMBER = """
-import asyncio, json, sys
-import esp_pubsub as esp
-from tests.integration.members import SCHEMA, rows
-
-async def main(settings, url, blocks):
-    async with esp.init("rabbitmq", on_notice=lambda notice: None, **json.loads(settings)) as client:
-        async with client.publisher(url, SCHEMA, failover=esp.Failover("feed")) as publisher:
-            async def tell():
-                async for change in publisher.roles():
-                    print(change.role, flush=True)
-            telling = asyncio.create_task(tell())
-            for id in range(1, int(blocks) + 1):
-                await publisher.inject(rows(id))
-                await asyncio.sleep(0.001)
-            await publisher.flush(30)
-            await telling  # until somebody kills it
-
-asyncio.run(main(*sys.argv[1:]))
-"""
 
 
 @pytest.fixture
 def url() -> str:
-    return f"dfESP://host:5555/{secrets.token_hex(4)}/q/w"
-
-
-def topic_of(url: str) -> str:
-    return f"{url.removeprefix('dfESP://')}/I"
+    return new_url()
 
 
 def settings(rabbitmq: RabbitMQ) -> dict[str, Any]:
@@ -200,45 +175,38 @@ async def ids_to(last: int, subscriber: esp.Subscriber) -> list[int]:
     return seen[1:]
 
 
+async def test_foreign_messages_in_a_stream_are_told_and_passed(rabbitmq: RabbitMQ, url: str) -> None:
+    async with (
+        client(rabbitmq) as (ours, told),
+        ours.publisher(url, SCHEMA) as publisher,
+        stranger(rabbitmq) as channel,
+    ):
+        await (await inject(publisher, 1, 2))
+        for body in (b"", b"not ours", bytes(100)):
+            await channel.default_exchange.publish(aio_pika.Message(body), topic_of(url))
+        await (await inject(publisher, 3, 4))
+        async with ours.subscriber(url, side="in", group="g") as subscriber:
+            await Reader(subscriber).to(4, confirm_every=1)
+        assert [type(notice) for notice in told] == [BadMessage] * 3
+
+
 # failover
 
 
-@contextlib.asynccontextmanager
-async def process(rabbitmq: RabbitMQ, url: str, blocks: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A member in a process of its own."""
-    arguments = json.dumps(settings(rabbitmq)), url, str(blocks)
-    made = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", MEMBER, *arguments, stdout=asyncio.subprocess.PIPE, cwd=ROOT
-    )
-    try:
-        yield made
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            made.kill()
-        await made.communicate()
-
-
-async def is_active(member: asyncio.subprocess.Process, seconds: float = 20.0) -> None:
-    assert member.stdout is not None
-    async with asyncio.timeout(seconds):
-        while (line := await member.stdout.readline()) != b"active\n":
-            assert line, "it ended before it was active"
-
-
 async def test_two_members_are_killed_and_the_subscriber_sees_the_whole_sequence(rabbitmq: RabbitMQ, url: str) -> None:
-    job = (rabbitmq, url, 2_000)
+    job = (settings(rabbitmq), url, 2_000)
     async with client(rabbitmq) as (ours, told), ours.subscriber(url, SCHEMA, side="in", start="earliest") as whole:
         reader = Reader(whole)
-        async with process(*job) as first:
-            await is_active(first)
-            async with process(*job) as second:
+        async with member(*job) as first:
+            await has_role(first, "active")
+            async with member(*job) as second:
                 await reader.to(300)
                 first.kill()
-                await is_active(second, TAKEOVER)
-                async with process(*job) as third:
+                await has_role(second, "active", TAKEOVER)
+                async with member(*job) as third:
                     await reader.to(1_200)
                     second.kill()
-                    await is_active(third, TAKEOVER)
+                    await has_role(third, "active", TAKEOVER)
                     await reader.to(2_000)
         await reader.nothing_more()
         assert told == []

@@ -2,7 +2,8 @@
 
 The scripts below SCRIPTS run as whoever calls them, and with RABBITMQ_ALLOW_INPUT the process that is started becomes
 the broker itself, so that a signal hits it. Nodes find each other through an epmd of their own, which would else be
-started by the first one and outlive it.
+started by the first one and outlive it. If the way between them is to lead somewhere else, each has one for itself,
+and that is told where the others are to be found.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import socket
+import struct
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -91,15 +94,21 @@ class RabbitServer(Server):
 
 
 class RabbitMQ(Broker):
-    """One node, or two in a cluster. `config`: more lines for the rabbitmq.conf of each."""
+    """One node, or two in a cluster.
+
+    `config`: more lines for the rabbitmq.conf of each. `ways`: for each of two nodes the port where it hears the other
+    one, and the port where that one calls it, which is somebody's who carries it there.
+    """
 
     nodes: Sequence[RabbitServer] = ()
     troubles = (*Broker.troubles, AMQPError, subprocess.CalledProcessError)
 
-    def __init__(self, *, count: int = 1, config: str = "") -> None:
+    def __init__(self, *, count: int = 1, config: str = "", ways: Sequence[tuple[int, int]] = ()) -> None:
         super().__init__()
-        self._count = count
+        self._count = len(ways) or count
         self._config = config
+        self._ways = ways
+        self._told: list[socket.socket] = []
         self._alone = False  # the first node of several has to found the cluster
 
     @property
@@ -126,17 +135,25 @@ class RabbitMQ(Broker):
 
     def _lay_out(self) -> None:
         self._alone = self._count > 1
-        ports = free_ports(1 + TOOL_PORTS + 3 * self._count)
-        mapper, tools = ports[0], ports[1 : 1 + TOOL_PORTS]
-        shared = {"ERL_EPMD_PORT": str(mapper), "ERL_EPMD_ADDRESS": HOST}
-        command = [debian("epmd", "erlang-base")]
-        self.helpers = [Server("epmd", command, self.directory, [mapper], clean_environment(**shared))]
+        free = iter(free_ports(TOOL_PORTS + 4 * self._count))
+        tools = [next(free) for _ in range(TOOL_PORTS)]
+        shared = {"ERL_EPMD_ADDRESS": HOST}
         shared |= {"RABBITMQ_CTL_DIST_PORT_MIN": str(tools[0]), "RABBITMQ_CTL_DIST_PORT_MAX": str(tools[-1])}
-        cookie = secrets.token_hex(16)
-        self.nodes = [
-            RabbitServer(f"n{number + 1}", self.directory, ports[1 + TOOL_PORTS :][3 * number :][:3], shared)
-            for number in range(self._count)
+        self._mappers = [next(free) for _ in self._ways or (None,)]
+        command = [debian("epmd", "erlang-base")]
+        self.helpers = [
+            Server(f"epmd{port}", command, self.directory, [port], clean_environment(ERL_EPMD_PORT=str(port), **shared))
+            for port in self._mappers
         ]
+        cookie = secrets.token_hex(16)
+        nodes = []
+        for number in range(self._count):
+            ports = [next(free) for _ in range(3)]
+            if self._ways:
+                ports[2] = self._ways[number][0]
+            mapper = self._mappers[number % len(self._mappers)]
+            nodes.append(RabbitServer(f"n{number + 1}", self.directory, ports, shared | {"ERL_EPMD_PORT": str(mapper)}))
+        self.nodes = nodes
         for number, node in enumerate(self.nodes):
             # Nobody but the first node founds a cluster: the others, empty, look for it.
             join = "cluster_formation.peer_discovery_backend = classic_config\n"
@@ -144,8 +161,11 @@ class RabbitMQ(Broker):
             node.write(cookie, (join if number else "") + self._config)
 
     def _come_up(self) -> None:
+        self._launch(self.helpers)
+        if self._ways and not self._told:
+            (_, first), (_, second) = self._ways
+            self._told = [_tell(self._mappers[0], "n2", second), _tell(self._mappers[1], "n1", first)]
         if self._alone:
-            self._launch(self.helpers)
             self._launch(self.nodes[:1])
             self._alone = False
         super()._come_up()
@@ -156,6 +176,24 @@ class RabbitMQ(Broker):
             present = json.loads(self.ctl("cluster_status", "--formatter", "json"))["running_nodes"]
             if len(present) < len(self.nodes):
                 raise ServerFailed(f"only {present} are in the cluster")
+
+    def _close_all(self) -> None:
+        for told in self._told:
+            told.close()
+        self._told.clear()
+        super()._close_all()
+
+
+def _tell(mapper: int, name: str, port: int) -> socket.socket:
+    """Tell an epmd that there is a node of that name at that port, as long as the socket is open."""
+    told = socket.create_connection((HOST, mapper), timeout=PATIENCE)
+    alive = struct.pack(">BHBBHHH", 120, port, 77, 0, 6, 5, len(name)) + name.encode() + bytes(2)
+    told.sendall(len(alive).to_bytes(2, "big") + alive)
+    code, refused = told.recv(6)[:2]
+    if code != 118 or refused:
+        told.close()
+        raise ServerFailed(f"epmd did not take the name {name}")
+    return told
 
 
 async def _use(urls: Sequence[str]) -> None:

@@ -1,0 +1,359 @@
+"""What happens to a real RabbitMQ broker, its links and its clients while they work."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import esp_pubsub as esp
+from esp_pubsub.bus import Break, Message
+from esp_pubsub.errors import BusUnavailable, NoAnswer
+from esp_pubsub.notices import Notice, Skipped
+from tests.chaos import cuts
+from tests.integration.members import SCHEMA, Reader, inject, until
+from tests.integration.rabbit import (
+    MODES,
+    PERSISTENT,
+    confirmed,
+    new_url,
+    opened,
+    publishing,
+    reading,
+    settings,
+    stranger,
+    topic_of,
+)
+from tests.support.proxy import Proxy
+from tests.support.rabbitmq import RabbitMQ
+
+
+@pytest.fixture
+def url() -> str:
+    return new_url()
+
+
+@MODES
+async def test_a_killed_broker_comes_back_and_readers_and_publishers_go_on(
+    rabbitmq: RabbitMQ, url: str, mode: dict[str, Any]
+) -> None:
+    """A group misses nothing. A direct reader is told that it was away, and misses at most what came meanwhile."""
+    notices: list[Notice] = []
+    group = "g" if mode else None
+    async with (
+        reading(rabbitmq, url, notices, group, **mode) as reader,
+        publishing(rabbitmq, url, **mode) as publisher,
+    ):
+        await inject(publisher, 1, 50)
+        await reader.to(50, confirm_every=7 if group else 0)
+        await until(lambda: _knows_its_streams(rabbitmq))
+        rabbitmq.kill()
+        delivery = await inject(publisher, 51, 90)
+        await asyncio.to_thread(rabbitmq.mend)
+        async with asyncio.timeout(30):
+            await delivery
+        if group:
+            await reader.to(90, seconds=30)
+            await _confirm(reader)
+            return
+        seen: list[int] = []
+        async with asyncio.TaskGroup() as tasks:
+            collecting = tasks.create_task(_collect(reader, seen))
+            await until(lambda: any(isinstance(notice, Skipped) for notice in notices), 20)
+            await inject(publisher, 91, 95)
+            await until(lambda: seen[-1:] == [95])
+            collecting.cancel()
+        assert seen == list(range(seen[0], 96))
+
+
+def _knows_its_streams(rabbitmq: RabbitMQ) -> bool:
+    """A broker writes down who keeps its streams a second after the first one was made; killed before, it never finds
+    any of them again.
+    """
+    files = rabbitmq.directory.rglob("coordination/*/names.dets")
+    return any(b"rabbit_stream_coordinator" in file.read_bytes() for file in files)
+
+
+async def _collect(reader: Reader, seen: list[int]) -> None:
+    async for block in reader.subscriber:
+        seen += [block.id]
+
+
+async def _confirm(reader: Reader) -> None:
+    """What holds the state may be there a little later than the queue is."""
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        rest = tasks.create_task(_collect(reader, []))  # a feed that is lost by this is opened again by who reads
+        while True:
+            try:
+                await reader.subscriber.confirm()
+                break
+            except BusUnavailable:
+                await asyncio.sleep(0.05)
+        rest.cancel()
+
+
+@MODES
+async def test_a_standby_takes_over_when_the_leader_loses_its_link(
+    rabbitmq: RabbitMQ, url: str, mode: dict[str, Any]
+) -> None:
+    """It follows the topic by a bounded queue of its own; the subscriber gets every block once."""
+    async with (
+        reading(rabbitmq, url, [], "g" if mode else None, **mode) as reader,
+        Proxy("127.0.0.1", rabbitmq.nodes[0].port) as proxy,
+        _member(rabbitmq, url, port=proxy.port, **mode) as leader,
+    ):
+        await until(lambda: leader.stats.role == "active")
+        async with _member(rabbitmq, url, **mode) as standby, asyncio.TaskGroup() as tasks:
+            tasks.create_task(reader.to(200, seconds=40))
+            tasks.create_task(inject(leader, 1, 200, pause=0.005))
+            tasks.create_task(inject(standby, 1, 200, pause=0.006))
+            await until(lambda: leader.stats.acked > 60)
+            proxy.refuse()
+            proxy.cut()
+            await until(lambda: standby.stats.role == "active", 15)
+
+
+@contextlib.asynccontextmanager
+async def _member(rabbitmq: RabbitMQ, url: str, **more: Any) -> AsyncIterator[esp.Publisher]:
+    async with esp.init("rabbitmq", on_notice=lambda _: None, **settings(rabbitmq, **more)) as client:
+        publisher = await client.publisher(
+            url, SCHEMA, failover=esp.Failover("feed"), options=esp.PublisherOptions(close_timeout=0.3)
+        )
+        try:
+            yield publisher
+        finally:
+            with contextlib.suppress(esp.EspError):
+                await publisher.aclose()
+
+
+async def test_an_asker_that_went_away_and_nodes_that_are_down_trouble_nobody(rabbitmq: RabbitMQ, url: str) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def answer(data: bytes) -> bytes:
+        begun.set()
+        await go_on.wait()
+        return data[::-1]
+
+    both = f"127.0.0.1:1,127.0.0.1:{rabbitmq.nodes[0].port}"
+    async with (
+        opened(rabbitmq) as server,
+        opened(rabbitmq, host=both) as asker,
+        opened(rabbitmq) as first,
+        asyncio.TaskGroup() as tasks,
+    ):
+        serving = tasks.create_task(server.serve(topic_of(url), answer))
+        while not begun.is_set():  # a request is lost if the server is not there yet
+            with contextlib.suppress(NoAnswer):
+                await first.request(topic_of(url), b"abc", 0.1)
+        await first.aclose()
+        go_on.set()
+        assert await asker.request(topic_of(url), b"abc", 5.0) == b"cba"
+        serving.cancel()
+
+
+async def test_links_that_break_in_the_middle_of_a_write_lose_and_double_nothing(rabbitmq: RabbitMQ, url: str) -> None:
+    dice = random.Random(5)
+    async with (
+        Proxy("127.0.0.1", rabbitmq.nodes[0].port) as proxy,
+        reading(rabbitmq, url, [], "g", **PERSISTENT) as reader,
+        publishing(rabbitmq, url, **PERSISTENT, port=proxy.port) as publisher,
+    ):
+        last = 0
+        for round in range(12):
+            before, acked = publisher.stats.troubles, publisher.stats.acked + dice.randrange(200)
+            if round % 2:
+                proxy.cut_after(dice.randrange(20_000), "up")
+            await inject(publisher, last + 1, last + 300)
+            last += 300
+            if not round % 2:
+                await until(lambda acked=acked: publisher.stats.acked > acked)
+                proxy.cut()
+                last += 1
+                await inject(publisher, last, last)  # one that is idle notices when there is something to send
+            await until(lambda before=before: publisher.stats.troubles > before)
+            proxy.heal()
+        async with asyncio.timeout(20):
+            await publisher.flush()
+        await reader.to(last, confirm_every=100)
+        await reader.nothing_more()
+        assert publisher.stats.troubles >= 12
+
+
+async def test_a_frozen_broker_is_trouble_within_the_deadline_and_cancels_nobody(rabbitmq: RabbitMQ, url: str) -> None:
+    async with opened(rabbitmq, heartbeat=1.0, timeout=1.0, **PERSISTENT) as bus:
+        pipe, feed = await bus.pipe(topic_of(url)), await bus.feed(topic_of(url), "latest", None)
+        grouped = await bus.feed(topic_of(url), "latest", "g")
+        reads = [asyncio.ensure_future(each.read(10, 1_000)) for each in (feed, grouped)]
+        await pipe.write([b"a"])
+        assert await confirmed(pipe, 1) == 1
+        found = (await reads[1])[0]
+        await reads[0]
+        stuffed = await bus.pipe(topic_of(url))
+        rabbitmq.freeze()
+        began = time.monotonic()
+        await pipe.write([b"b"])
+        with pytest.raises(BusUnavailable, match="nothing was confirmed"):
+            await pipe.confirmed(1)
+        with pytest.raises(BusUnavailable, match="nothing could be sent"):
+            await stuffed.write([bytes(100_000)] * 500)
+        assert time.monotonic() - began < 4
+        with pytest.raises(BusUnavailable):
+            await grouped.confirm(found.position, b"")
+        with pytest.raises(BusUnavailable):
+            await bus.pipe(topic_of(url))
+        with pytest.raises(BusUnavailable):
+            async with asyncio.timeout(12):
+                await feed.read(10, 1_000)
+        task = asyncio.current_task()
+        assert task is not None and task.cancelling() == 0
+        began = time.monotonic()
+        await bus.aclose()
+        assert time.monotonic() - began < 10
+        rabbitmq.thaw()
+
+
+FROZEN = """
+import asyncio, sys
+from esp_pubsub.registry import driver
+from esp_pubsub.errors import BusUnavailable
+
+async def main():
+    found = driver("rabbitmq")
+    bus = await found.open_bus(found.Options(host="127.0.0.1", port=int(sys.argv[1]), exchange="integration",
+                                             buspersistence=True, heartbeat=1.0))
+    feed = await bus.feed(sys.argv[2], "latest", "g")
+    print("ready", flush=True)
+    position = (await feed.read(1, 100))[0].position
+    print("read", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    try:
+        await feed.confirm(position, b"stolen")
+        print("confirmed", flush=True)
+    except BusUnavailable:
+        print("unavailable", flush=True)
+    await bus.aclose()
+
+asyncio.run(main())
+"""
+
+
+async def test_a_reader_that_was_frozen_for_long_has_lost_its_group_and_moves_nothing(
+    rabbitmq: RabbitMQ, url: str
+) -> None:
+    command = [sys.executable, "-c", FROZEN, str(rabbitmq.nodes[0].port), topic_of(url)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as frozen:
+        assert frozen.stdin is not None and frozen.stdout is not None
+        assert await asyncio.to_thread(frozen.stdout.readline) == "ready\n"
+        async with opened(rabbitmq, **PERSISTENT) as bus:
+            pipe = await bus.pipe(topic_of(url))
+            await pipe.write([b"a", b"b", b"c"])
+            assert await asyncio.to_thread(frozen.stdout.readline) == "read\n"
+            frozen.send_signal(signal.SIGSTOP)
+            try:
+                feed = await bus.feed(topic_of(url), "latest", "g")
+                async with asyncio.timeout(15):
+                    found = await feed.read(10, 100)
+                assert [message.data for message in found][:1] == [b"a"]
+                await feed.confirm(found[0].position, b"mine")
+            finally:
+                frozen.send_signal(signal.SIGCONT)
+            frozen.stdin.write("go on\n")
+            frozen.stdin.flush()
+            assert await asyncio.to_thread(frozen.stdout.readline) == "unavailable\n"
+            await feed.aclose()
+            following = await bus.feed(topic_of(url), "latest", "g")
+            assert (await following.read(1, 100))[0].data == b"b"
+            assert following.state == b"mine"
+
+
+async def test_a_broker_short_of_memory_holds_the_writer_back_and_says_so(
+    rabbitmq: RabbitMQ, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(rabbitmq) as bus:
+        feed = await bus.feed(topic_of(url), "latest", None)
+        pipe = await bus.pipe(topic_of(url))
+        await asyncio.to_thread(rabbitmq.ctl, "set_vm_memory_high_watermark", "absolute", "1MB")
+        try:
+            await pipe.write([b"a"])  # the broker blocks those who write, when they write
+            async with asyncio.TaskGroup() as tasks:
+                connection = pipe._channel.connection
+                blocked = tasks.create_task(_is_blocked(pipe))
+                await blocked
+                writing = tasks.create_task(pipe.write([b"b"]))
+                await until(lambda: "takes no messages: waiting" in caplog.text)
+                assert not writing.done() and connection.is_opened
+                await asyncio.to_thread(rabbitmq.ctl, "set_vm_memory_high_watermark", "absolute", "1GB")
+            assert await confirmed(pipe, 2) == 2
+            found = [message.data for _ in range(2) for message in await feed.read(1, 100)]
+            assert found == [b"a", b"b"]
+        finally:
+            await asyncio.to_thread(rabbitmq.ctl, "set_vm_memory_high_watermark", "absolute", "1GB")
+
+
+async def _is_blocked(pipe: Any) -> None:
+    while not await pipe._channel.is_blocked():  # noqa: ASYNC110  # it tells nobody
+        await asyncio.sleep(0.01)
+
+
+@MODES
+async def test_a_reader_whose_queue_was_deleted_takes_it_up_again_and_is_told(
+    rabbitmq: RabbitMQ, url: str, mode: dict[str, Any]
+) -> None:
+    async with opened(rabbitmq, **mode) as bus, stranger(rabbitmq) as channel:
+        topic, group = topic_of(url), "g" if mode else None
+        feed = await bus.feed(topic, "latest", group)
+        pipe = await bus.pipe(topic)
+        await pipe.write([b"a"])
+        await feed.read(1, 100)
+        reading = asyncio.ensure_future(feed.read(1, 100))
+        names = await asyncio.to_thread(rabbitmq.ctl, "list_bindings", "destination_name", "routing_key")
+        (name,) = [
+            line.split("\t")[0] for line in names.splitlines() if line.endswith(topic) and "amq.gen" in line
+        ] or [f"g@{topic}"]
+        if group:
+            await channel.queue_delete(name)
+        else:
+            await asyncio.to_thread(rabbitmq.ctl, "delete_queue", name)
+        with pytest.raises(BusUnavailable, match="deleted"):
+            await reading
+        await feed.aclose()
+        again = await bus.feed(topic, "latest", group)
+        await pipe.write([b"b"])
+        (told,) = await again.read(10, 100)
+        assert isinstance(told, Break) and "deleted" in told.reason
+        assert [item.data for item in await again.read(10, 100) if isinstance(item, Message)] == [b"b"]
+
+
+async def test_a_tag_of_a_lost_channel_is_not_acknowledged_on_another(rabbitmq: RabbitMQ, url: str) -> None:
+    topic = topic_of(url)
+    async with opened(rabbitmq, **PERSISTENT) as bus:
+        feed = await bus.feed(topic, "latest", "g")
+        pipe = await bus.pipe(topic)
+        await pipe.write([b"a", b"b"])
+        old = await feed.read(1, 100)
+        await feed.aclose()
+        again = await bus.feed(topic, "latest", "g")
+        found = await again.read(1, 100)
+        assert found[0].data == b"a" and found[0].position != old[0].position
+        with pytest.raises(BusUnavailable, match="not the reader"):
+            await again.confirm(old[0].position, b"stolen")
+        await again.release([old[0].position])
+        await again.aclose()
+        third = await bus.feed(topic, "latest", "g")
+        assert (await third.read(1, 100))[0].data == b"a"
+
+
+@pytest.mark.timeout(240)  # some ten seconds, where nobody else is at work
+@pytest.mark.parametrize("mode", ["direct", "persistent", "stream"])
+async def test_nothing_is_left_behind_by_cuts_of_all_links(rabbitmq: RabbitMQ, mode: str) -> None:
+    """`python -m tests.chaos.cuts` cuts 300 times."""
+    said: list[str] = []
+    assert await cuts.play(rabbitmq, mode, 10, 4, said.append) == [], "\n".join(said)
