@@ -28,7 +28,7 @@ from .member import Event, Member, Role
 _log = logging.getLogger("esp_pubsub.failover")
 _BACK = 10_000  # messages before the end in which a new member looks for its group's last block
 _PAUSE = 0.05
-_CATCH_UP = 1.0
+_CATCH_UP = 0.3  # seconds before an heir sends what it has: who reads on sends less twice, and is waited for
 _POSITION_EVERY = 1.0
 _HEARD = 2.0
 _BEHIND = 0.5  # how far a candidate may fall behind the bus, in seconds, before it leaves the others alone
