@@ -46,8 +46,8 @@ class Failover:
     overflow: Literal["wait", "leave"] = "wait"
     """What `inject` does on a standby whose buffer is full: wait, or leave the group with Overrun."""
     election: str | None = None
-    """How the members agree on who leads: `log`, on the group's control topic; what the bus has of its own (`token` on
-    RabbitMQ); or `zookeeper://host:port,host:port`. None: the bus's own, else `log`."""
+    """How the members agree on who leads: `log`, on the group's control topic; what the bus has of its own (`token` and
+    `presence` on RabbitMQ, `flow` on Solace); or `zookeeper://host:port,host:port`. None: the bus's own, else `log`."""
     fence: Literal["kill"] | None = None
     """`kill`: end a process that is stopped while it holds a lock everybody needs (embedded bus)."""
 
