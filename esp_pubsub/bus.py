@@ -65,6 +65,8 @@ class Capabilities:
     """The bus is also a `Deaths`."""
     elections: tuple[str, ...] = ()
     """The bus is also an `Elections`, with these; the first is what groups have that name none."""
+    replays_with: str = ""
+    """Without `replay`: the setting with which this bus has it, for those who are refused."""
 
 
 class Message(NamedTuple):

@@ -276,7 +276,8 @@ class Client:
         if group is not None and not offered.groups:
             raise NotOffered("this bus has no groups: read without one", capability="groups")
         if start != "latest" and group is None and not offered.replay:
-            raise NotOffered("this bus keeps nothing to read again: start is latest", capability="replay")
+            way_out = f", or set {offered.replays_with}" if offered.replays_with else ""
+            raise NotOffered(f"this bus keeps nothing to read again: start is latest{way_out}", capability="replay")
 
     async def _claim_schema(self, topic: str, schema: Schema) -> None:
         """Retain the topic's schema before anything is sent, and find out if somebody else was first with another."""

@@ -114,8 +114,9 @@ def require_replay(connection: Connection, bus: str) -> None:
     """NotOffered for a bus on which a batch could not be read again."""
     offered = connection.bus.capabilities
     if not (offered.replay and offered.suffix_only):
+        way_out = f"set {offered.replays_with}" if offered.replays_with else "use one that is a log"
         raise NotOffered(
             f"Spark reads a batch again after a failure, and the bus {bus!r} as it is set keeps nothing to read again: "
-            "use one that is a log, or its mode that is one",
+            f"{way_out}",
             capability="replay",
         )

@@ -110,7 +110,7 @@ def test_what_retention_took_on_kafka_is_told_from_a_topic_made_anew(on_kafka: W
 @pytest.mark.parametrize("mode", ["direct", "persistent"])
 def test_a_bus_that_keeps_nothing_is_refused_with_a_mode_that_does(on_rabbitmq: Window, mode: str) -> None:
     on_rabbitmq.options["bus.mode"] = mode
-    with pytest.raises(Exception, match=r"keeps nothing to read again: .* its mode that is one"):
+    with pytest.raises(Exception, match=r"keeps nothing to read again: set mode=stream"):
         on_rabbitmq.read(schema=on_rabbitmq.schema).collect()
     assert "keeps nothing to read again" in refusal(on_rabbitmq, schema=on_rabbitmq.schema)
 

@@ -71,7 +71,7 @@ class RabbitBus:
             suffix_only=log, replay=log, retained=True, groups=link.options.kind != "direct", incarnation=log,
             requests=True, catalog=False,
             max_message_bytes=largest if streams is None else min(largest, streams.max_message_bytes),
-            elections=("token", "presence") if streams is None else (),
+            elections=("token", "presence") if streams is None else (), replays_with="mode=stream",
         )  # fmt: skip
         self._theirs = False  # somebody else made the exchange, in another way that will do
         self._asker = requests.Asker(link)
