@@ -22,8 +22,11 @@ class RabbitOptions:
     port: int = 0
     """The port of hosts that name none; 0: 5672, or 5671 with `ssl`."""
     vhost: str = "/"
+    """The virtual host."""
     userid: str = "guest"
+    """The user; brokers let guest in from their own machine only."""
     password: str = field(default=Secret("guest"), repr=False)
+    """Its password."""
     exchange: str = "esp-pubsub"
     """The topic exchange of all topics; it is made if it is not there."""
     mode: str | None = None
@@ -36,10 +39,13 @@ class RabbitOptions:
     quorum: bool = False
     """Groups have quorum queues, which live on several nodes."""
     ssl: bool = False
+    """TLS, on both ports."""
     sslcacert: Path | None = None
     """PEM file of who signed the broker's certificate; None: as the system trusts."""
     sslcert: Path | None = None
+    """PEM file of our certificate, if the broker asks for one."""
     sslkey: Path | None = None
+    """PEM file of its key."""
     contenttype: str | None = None
     """The content type that messages are sent with."""
     headers: str = ""
