@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
-.PHONY: demo test check bench fuzz simulate docs demo-spark
+.PHONY: demo test check bench fuzz simulate docs demo-spark test-solace
 
 demo: .venv/ready
 	$(PY) -m $(if $(BUS),tests.support.demo $(BUS),esp_pubsub.cli.demo)
@@ -13,6 +13,11 @@ demo-spark: .venv/ready
 # The tests of a file share its brokers. Two processes: much of what a test does is to wait for one.
 test: .venv/ready
 	$(PY) -m pytest -n 2 --dist loadfile
+
+# What can only be shown on a broker that you have.
+test-solace: .venv/ready
+	$(if $(SOLACE_CFG),,$(error say which broker: make test-solace SOLACE_CFG=solace.cfg))SOLACE_CFG=$(abspath $(SOLACE_CFG)) \
+	$(PY) -m pytest -v -rs -k a_broker tests/conformance/test_solace.py tests/conformance/test_elections_flow.py
 
 check: .venv/ready
 	.venv/bin/ruff check

@@ -15,10 +15,14 @@ from importlib.metadata import entry_points
 from typing import Any, Protocol
 
 from .bus import Bus, Election
-from .errors import ConfigError, NotInstalled
+from .errors import ConfigError, NotInstalled, NotOffered
 
 GROUP, ELECTIONS = "esp_pubsub.transports", "esp_pubsub.elections"
-_BUSES = {name: f"esp_pubsub.transports.{name}" for name in ("embedded", "kafka", "rabbitmq")}
+_BUSES = {name: f"esp_pubsub.transports.{name}" for name in ("embedded", "kafka", "rabbitmq", "solace")}
+_WITHDRAWN = {
+    "tervela": "Tervela has no driver: its vendor and SAS have withdrawn it. Use solace, rabbitmq or kafka, under the "
+    "same URLs; esp_pubsub.transports.tervela reads what a client.config says"
+}
 _ELECTIONS = {"zookeeper": "esp_pubsub.transports.zookeeper"}
 
 
@@ -56,6 +60,8 @@ def _module(what: str, name: str, group: str, built_in: Mapping[str, str]) -> An
     points = {point.name: point.value for point in entry_points(group=group)}
     module = built_in.get(name) or points.get(name)
     if module is None:
+        if what == "bus" and name in _WITHDRAWN:
+            raise NotOffered(_WITHDRAWN[name], capability=name)
         known = sorted({*built_in, *points})
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"

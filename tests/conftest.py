@@ -55,6 +55,8 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         for thread in set(threading.enumerate()) - item.stash.get(_threads, set(threading.enumerate())):
+            if isinstance(thread, threading._DummyThread):  # not Python's: a library's own, which called back
+                continue
             thread.join(1)
             if thread.is_alive():
                 _left.append(repr(thread))

@@ -1,0 +1,116 @@
+"""The election suite over Solace's exclusive queue, on the double. Each member has a link of its own, which breaks, as
+it does when a process dies; that of one that stands still hangs. With SOLACE_CFG, over a real broker too, where nothing
+can be harmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from esp_pubsub.bus import Election
+from esp_pubsub.config import load_options
+from esp_pubsub.registry import driver
+from esp_pubsub.testing import election_conformance as elections
+from tests.support.proxy import Proxy
+from tests.support.server import HOST
+from tests.support.solace import Solace, open_bus
+
+PATIENCE = 8.0  # three signs of life until a silent one is found, and what a loaded machine adds
+QUIET = 0.2
+KEEPALIVE = 1.0
+REAL = os.environ.get("SOLACE_CFG")
+
+pytest_plugins = ["tests.support.solace_client"]
+
+
+@contextlib.asynccontextmanager
+async def seated(bus: Any, line: str, name: str) -> AsyncIterator[Election]:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            election = bus.election("flow", line, name)
+            running = tasks.create_task(election.run())
+            yield election
+            running.cancel()
+    finally:
+        await bus.aclose()
+
+
+class Group:
+    """Members in one process."""
+
+    def __init__(self, solace: Solace) -> None:
+        self.port = solace.port
+        self.name = f"group-{secrets.token_hex(4)}"
+        self.links: dict[str, Proxy] = {}
+
+    @contextlib.asynccontextmanager
+    async def member(self, name: str) -> AsyncIterator[Election]:
+        options = driver("solace").Options
+        proxy = await asyncio.to_thread(Proxy, HOST, self.port)  # it reads a file
+        async with proxy as link:
+            self.links[name] = link
+            bus = await open_bus(options(host=f"{HOST}:{link.port}", username="us", keepalive=KEEPALIVE, timeout=2.0))
+            async with seated(bus, self.name, name) as election:
+                yield election
+
+    async def silence(self, name: str) -> None:
+        self.links[name].swallow()
+
+    async def lose(self, name: str) -> None:
+        self.links[name].refuse()
+        self.links[name].cut()
+
+    async def heal(self, name: str) -> None:
+        self.links[name].heal()
+
+    @property
+    def hooks(self) -> dict[str, Any]:
+        return {
+            "die": self.lose, "lose": self.lose, "heal": self.heal, "freeze": self.silence, "thaw": self.heal
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", elections.CHECKS)
+@pytest.mark.timeout(90)
+async def test_the_flow_on_the_double(name: str) -> None:
+    async with Solace() as solace:
+
+        async def open_contest() -> elections.Contest:
+            group = Group(solace)
+            return elections.Contest(member=group.member, patience=PATIENCE, **group.hooks)
+
+        try:
+            await elections.CHECKS[name](elections.Context(open_contest=open_contest, quiet=QUIET))
+        except elections.NotClaimed as why:
+            pytest.skip(str(why))
+
+
+@pytest.mark.usefixtures("solace_client")
+@pytest.mark.skipif(REAL is None, reason="SOLACE_CFG names no broker: make test-solace SOLACE_CFG=path")
+@pytest.mark.parametrize("name", elections.CHECKS)
+@pytest.mark.timeout(90)
+async def test_the_flow_on_a_broker(name: str) -> None:
+    found = driver("solace")
+    options = await asyncio.to_thread(load_options, found.Options, section="solace", config=REAL)
+
+    async def open_contest() -> elections.Contest:
+        line = f"group-{secrets.token_hex(4)}"
+
+        @contextlib.asynccontextmanager
+        async def member(name: str) -> AsyncIterator[Election]:
+            async with seated(await found.open_bus(options), line, name) as election:
+                yield election
+
+        return elections.Contest(member=member, patience=15.0)
+
+    try:
+        await elections.CHECKS[name](elections.Context(open_contest=open_contest, quiet=1.0))
+    except elections.NotClaimed as why:
+        pytest.skip(str(why))

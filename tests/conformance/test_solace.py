@@ -1,0 +1,84 @@
+"""The conformance suite over Solace: a double of the broker, see tests/support/solace.py; and, where SOLACE_CFG names a
+solace.cfg, a real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from esp_pubsub.bus import Bus
+from esp_pubsub.config import load_options
+from esp_pubsub.errors import BusUnavailable
+from esp_pubsub.registry import driver
+from esp_pubsub.testing import conformance
+from tests.support.server import HOST
+from tests.support.solace import Solace
+from tests.support.solace import open_bus as open_double
+
+MODES: dict[str, dict[str, Any]] = {"direct": {}, "persistent": {"buspersistence": True}}
+CASES = [(mode, name) for mode in MODES for name in conformance.CHECKS]
+REAL = os.environ.get("SOLACE_CFG")
+
+pytest_plugins = ["tests.support.solace_client"]
+
+
+def context(solace: Solace, settings: dict[str, Any]) -> conformance.Context:
+    found = driver("solace")
+    options = found.Options(host=f"{HOST}:{solace.port}", username="us", timeout=8.0, keepalive=8.0, **settings)
+
+    @asynccontextmanager
+    async def fail_in_the_middle(bus: Any, topic: str) -> AsyncIterator[bytes]:
+        """One of the queues takes no large message; so the broker refuses that one, and takes what follows."""
+        solace.add_queue("small", topic, largest=10_000)
+        yield bytes(20_000)
+        del solace.queues["small"]
+
+    async def cut(bus: Any) -> None:
+        """The link is gone, and nobody is there to connect to."""
+
+        async def nobody() -> Any:
+            raise BusUnavailable("nobody is there")
+
+        bus._connect = nobody
+        bus._link.lose(BusUnavailable("cut"))
+
+    return conformance.Context(
+        open_bus=lambda: open_double(options),
+        fail_in_the_middle=fail_in_the_middle if options.buspersistence else None,
+        cut=cut,
+        patience=10.0,
+        quiet=0.03,
+    )
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(("mode", "name"), CASES)
+async def test_the_driver_over_the_double(mode: str, name: str) -> None:
+    async with Solace() as solace:
+        try:
+            await conformance.CHECKS[name](context(solace, MODES[mode]))
+        except conformance.NotClaimed as why:
+            pytest.skip(str(why))
+
+
+@pytest.mark.usefixtures("solace_client")
+@pytest.mark.skipif(REAL is None, reason="SOLACE_CFG names no broker: make test-solace SOLACE_CFG=path")
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize(("mode", "name"), CASES)
+async def test_the_driver_over_a_broker(mode: str, name: str) -> None:
+    found = driver("solace")
+    options = await asyncio.to_thread(load_options, found.Options, section="solace", config=REAL, keywords=MODES[mode])
+
+    async def open_bus() -> Bus:
+        return await found.open_bus(options)
+
+    try:
+        await conformance.CHECKS[name](conformance.Context(open_bus=open_bus, patience=15.0, quiet=0.3))
+    except conformance.NotClaimed as why:
+        pytest.skip(str(why))

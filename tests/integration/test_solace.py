@@ -1,0 +1,565 @@
+"""Solace: what can be seen of the vendor's client without a broker, on loopback listeners that are none, and what users
+see over the double of one (tests/support/solace.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from solace.messaging.config.solace_properties import authentication_properties as authentication
+from solace.messaging.config.solace_properties import transport_layer_properties as transport
+from solace.messaging.errors.pubsubplus_client_error import PubSubPlusClientError
+from solace.messaging.messaging_service import MessagingService
+from typer.testing import CliRunner
+
+import esp_pubsub as esp
+from esp_pubsub import registry
+from esp_pubsub.address import Address
+from esp_pubsub.bus import Break, Message
+from esp_pubsub.cli.app import app
+from esp_pubsub.config import load_options
+from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError, NotInstalled
+from esp_pubsub.transports.solace import Options, open_bus, session
+from esp_pubsub.transports.solace.administration import endpoints
+from esp_pubsub.transports.solace.link import UnknownQueue
+from esp_pubsub.transports.solace.names import flow_queue, last_value_queue
+from esp_pubsub.wire.frame import BLOCK, parse
+from tests.support.server import HOST, free_ports
+from tests.support.solace import Solace
+from tests.support.solace import open_bus as open_double
+
+pytest_plugins = ["tests.support.solace_client"]
+pytestmark = [pytest.mark.timeout(10), pytest.mark.usefixtures("solace_client")]
+
+TIMEOUT = 0.5
+SCHEMA = "id*:int64,text:string"
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+# the vendor's client, without a broker
+
+
+async def refused(host: str, timeout: float = TIMEOUT, **settings: Any) -> None:
+    await open_bus(Options(host=host, username="us", password="secret", timeout=timeout, **settings))
+
+
+@contextlib.asynccontextmanager
+async def listener(talk: Talk, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
+    """Somebody who takes connections and is no broker; his port."""
+    talking: set[asyncio.Task[Any]] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talking.add(asyncio.current_task())  # type: ignore[arg-type]
+        try:
+            await talk(reader, writer)
+        except (OSError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    if context is not None:  # a handshake that fails is what is wanted
+        asyncio.get_running_loop().set_exception_handler(lambda loop, what: None)
+    server = await asyncio.start_server(answer, HOST, 0, ssl=context)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in talking:
+            task.cancel()
+        await asyncio.gather(*talking, return_exceptions=True)
+        await server.wait_closed()
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def cutting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+
+
+async def babbling(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    await silent(reader, writer)
+
+
+def threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if not isinstance(each, threading._DummyThread)}
+
+
+@contextlib.contextmanager
+def nothing_left() -> Iterator[None]:
+    """No thread and no descriptor more than before, once the client's own have ended."""
+    before, descriptors = threads(), len(os.listdir("/proc/self/fd"))
+    yield
+    deadline = time.monotonic() + 3
+    while threads() - before or len(os.listdir("/proc/self/fd")) > descriptors:
+        assert time.monotonic() < deadline, (threads() - before, os.listdir("/proc/self/fd"))
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("talk", "says"),
+    [
+        (silent, r"timeout \(TIMEOUT\); check that it runs"),
+        (cutting, r"closed socket.*\(COMMUNICATION_ERROR\); check"),
+        (babbling, r"Bad SMF version.*\(PROTOCOL_ERROR\); that is no Solace broker"),
+    ],
+)
+async def test_who_is_no_broker_is_told_in_one_line_and_leaves_nothing(talk: Talk, says: str) -> None:
+    with nothing_left():
+        async with listener(talk) as port:
+            began = time.monotonic()
+            with pytest.raises(BusUnavailable, match=says) as raised:
+                await refused(f"tcp://{HOST}:{port}")
+            assert time.monotonic() - began < 4
+    assert "\n" not in str(raised.value) and "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "says"),
+    [
+        (f"tcp://{HOST}:1", r"Connection refused.*; check that it runs, and host"),
+        ("tcp://nowhere.invalid:55555", r"nobody knows that name: check host"),
+    ],
+)
+async def test_where_nobody_is_is_told_in_one_line_and_leaves_nothing(host: str, says: str) -> None:
+    with nothing_left(), pytest.raises(BusUnavailable, match=says):
+        await refused(host, timeout=5.0)  # a resolver may take its time
+
+
+async def test_the_hosts_of_a_list_are_tried_in_turn() -> None:
+    asked = asyncio.Event()
+
+    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        asked.set()
+
+    async with listener(note) as port:
+        with pytest.raises(BusUnavailable):
+            await refused(f"tcp://{HOST}:1,tcp://{HOST}:{port}")
+        assert asked.is_set()
+
+
+async def test_a_connect_that_is_cancelled_leaves_nothing() -> None:
+    with nothing_left():
+        async with listener(silent) as port:
+            connecting = asyncio.create_task(refused(f"tcp://{HOST}:{port}"))
+            await asyncio.wait([connecting], timeout=0.1)
+            connecting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await connecting
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate of 127.0.0.1, alone in a folder, and its key beside it."""
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "trusted").mkdir()
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=solace.test",
+         "-addext", "subjectAltName=DNS:solace.test", "-keyout", folder / "key.pem",
+         "-out", folder / "trusted" / "cert.pem"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return folder
+
+
+def server_context(certificate: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "trusted" / "cert.pem", certificate / "key.pem")
+    return context
+
+
+async def test_a_certificate_that_nobody_signed_is_refused(certificate: Path, tmp_path: Path) -> None:
+    with nothing_left():
+        async with listener(silent, server_context(certificate)) as port:
+            with pytest.raises(BusRefused, match=r"not trusted.*; check sslcacert"):
+                await refused(f"tcps://{HOST}:{port}", sslcacert=tmp_path)
+
+
+async def test_a_certificate_of_another_name_is_refused(certificate: Path) -> None:
+    async with listener(silent, server_context(certificate)) as port:
+        with pytest.raises(BusRefused, match=r"mismatch.*check sslcacert, and that host is a name of the certificate"):
+            await refused(f"tcps://{HOST}:{port}", sslcacert=certificate / "trusted")
+
+
+async def test_a_folder_of_signers_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BusRefused, match="check sslcacert, a folder"):
+        await refused(f"tcps://{HOST}:1", sslcacert=tmp_path / "nowhere")
+
+
+async def test_a_port_that_speaks_no_tls_is_told(certificate: Path) -> None:
+    async with listener(silent) as port:
+        with pytest.raises(BusUnavailable, match="the port is one for what host says"):
+            await refused(f"tcps://{HOST}:{port}", sslcacert=certificate / "trusted")
+
+
+CALLS: dict[str, Callable[[session.SolaceLink], Awaitable[Any]]] = {
+    "a publisher": lambda link: link.publisher(nothing, guaranteed=False),
+    "one of guaranteed messages": lambda link: link.publisher(nothing, guaranteed=True),
+    "a subscription": lambda link: link.subscribe("a/b", nothing),
+    "a shared one": lambda link: link.subscribe("a/b", nothing, "share"),
+    "a queue": lambda link: link.bind("q", nothing, nothing),
+    "one that is made": lambda link: link.bind("q", nothing, nothing, topic="a/b", make=True, active=nothing),
+    "one of our own": lambda link: link.bind(None, nothing, nothing, topic="a/b"),
+    "all of a replay log": lambda link: link.bind("q", nothing, nothing, topic="a/b", make=True, replay="earliest"),
+    "some of it": lambda link: link.bind("q", nothing, nothing, topic="a/b", make=True, replay=datetime.now(UTC)),
+    "a browser": lambda link: link.browse("q", nothing),
+}
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize("what", CALLS)
+async def test_the_client_takes_what_we_ask_for_as_far_as_that_goes_without_a_broker(what: str) -> None:
+    options = Options(host=f"tcp://{HOST}:1", username="us")
+    with nothing_left():
+        link = session.SolaceLink(options)
+        link._service = MessagingService.builder().from_properties(session.properties(options)).build()
+        with pytest.raises(BusUnavailable, match=r"be started,? before.*connected"):
+            await CALLS[what](link)
+        await link.aclose()
+
+
+# the words of the client in ours
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "says"),
+    [
+        (19, BusRefused, "check username and password"),
+        (45, BusRefused, "check vpn_name"),
+        (61, UnknownQueue, "UNKNOWN_QUEUE_NAME"),
+        (76, BusRefused, "let it"),
+        (71, BusUnavailable, "SPOOL_OVER_QUOTA"),
+        (11, BusUnavailable, "KEEP_ALIVE_FAILURE"),
+    ],
+)
+def test_what_the_client_raises_is_said_in_our_words(code: int, kind: type[Exception], says: str) -> None:
+    error = session.trouble("doing it", PubSubPlusClientError("it failed", code))
+    assert type(error) is kind
+    assert str(error).startswith("doing it: it failed") and says in str(error)
+
+
+def test_a_refusal_that_the_client_puts_in_its_text_only_is_found() -> None:
+    text = "qcreation failed with the following sub code SOLCLIENT_SUBCODE_PERMISSION_NOT_ALLOWED(76) "
+    assert type(session.trouble("making it", PubSubPlusClientError(text))) is BusRefused
+
+
+# settings
+
+
+def test_without_the_extra_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("solace", "esp_pubsub.transports.solace"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "solace", None)
+    with pytest.raises(NotInstalled, match=r"pip install 'esp-pubsub\[solace\]'"):
+        esp.set_pubsub_lib("solace")
+
+
+def test_a_cfg_that_lacks_a_key_says_which_and_where(tmp_path: Path) -> None:
+    (tmp_path / "solace.cfg").write_text('solace\n{\n  host = "tcp://broker:55555"\n}\n')
+    with pytest.raises(ConfigError, match=r"solace needs 'username': give username = \.\.\. in section solace") as told:
+        load_options(Options, section="solace", config=tmp_path, environ={})
+    assert "\n" not in str(told.value)
+
+
+async def test_a_broker_that_is_not_there_is_told_in_one_line() -> None:
+    (port,) = free_ports(1)
+    with pytest.raises(BusUnavailable, match="check that it runs, and host") as told:
+        await esp.init("solace", host=f"tcp://{HOST}:{port}", username="us", timeout=TIMEOUT)
+    assert "\n" not in str(told.value)
+
+
+def test_the_doctor_says_what_an_administrator_has_to_make(tmp_path: Path) -> None:
+    solace = (
+        'host = "tcp://broker"\n username = "us"\n buspersistence = true\n queuename = "billing"\n vpn_name = "SAS"'
+    )
+    (tmp_path / "solace.cfg").write_text(f'solace\n{{\n {solace}\n}}\nsas\n{{\n failovergroup = "feed"\n}}\n')
+    url = "dfESP://host:5555/project/query/window"
+    found = CliRunner().invoke(app, ["doctor", "--solace", url, "--config", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    for name in ("billing@host:5555/project/query/window/O", "flow@host:5555/M/F/feed#feed"):
+        assert f'"queueName": "{name}"' in found.output
+    assert "/msgVpns/SAS/queues" in found.output
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"host": "amqp://broker"}, "host is tcp://"),
+        ({"compression": 10}, "0 to 9"),
+        ({"sslcert": Path("c")}, "together"),
+        ({"sslcacert": Path("c")}, "no host begins with tcps"),
+        ({"host": "tcps://broker"}, "TLS needs sslcacert"),
+    ],
+)
+def test_settings_that_cannot_be_are_told(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Options(**{"host": "tcp://broker", "username": "us"} | settings)
+
+
+def test_the_file_of_sas_becomes_the_words_of_the_client(tmp_path: Path) -> None:
+    lines = (
+        'host = "tcp://a:55555,tcp://b"\n username = "us"\n password = "secret"\n vpn_name = "SAS"\n keepalive = "2s"'
+    )
+    (tmp_path / "solace.cfg").write_text(f"solace\n{{\n {lines}\n}}\nsas\n{{\n buspersistence = true\n}}\n")
+    options = load_options(Options, section="solace", config=tmp_path, environ={})
+    assert options.buspersistence
+    assert "secret" not in repr(options)
+    said = session.properties(options)
+    assert said[transport.HOST] == "tcp://a:55555,tcp://b"
+    assert said[transport.KEEP_ALIVE_INTERVAL] == 2000
+    assert said[transport.RECONNECTION_ATTEMPTS] == 0
+    assert type(said[authentication.SCHEME_BASIC_PASSWORD]) is str
+    assert said[authentication.SCHEME_BASIC_PASSWORD] == "secret"
+
+
+# users, over the double
+
+
+@contextlib.asynccontextmanager
+async def opened(solace: Solace, **settings: Any) -> AsyncIterator[Any]:
+    bus = await open_double(
+        Options(host=f"{HOST}:{solace.port}", username="us", timeout=9.0, keepalive=9.0, **settings)
+    )
+    try:
+        yield bus
+    finally:
+        await bus.aclose()
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._BUSES, "solace-double", "tests.support.solace")
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"host:5555/{secrets.token_hex(4)}/q/w/I"
+
+
+async def data(feed: Any, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < count:
+        found += [item.data for item in await feed.read(100, 1 << 20) if isinstance(item, Message)]
+    return found
+
+
+async def put(bus: Any, topic: str, *frames: bytes) -> None:
+    pipe = await bus.pipe(topic)
+    await pipe.write(frames)
+    while await pipe.confirmed(len(frames) - 1) < len(frames):
+        pass
+    await pipe.aclose()
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["direct", "persistent"])
+async def test_the_ten_lines_of_a_user(persistent: bool, double: None, topic: str) -> None:
+    async with Solace() as solace:
+        settings = {"host": f"{HOST}:{solace.port}", "username": "us", "buspersistence": persistent, "keepalive": 9.0}
+        url = f"dfESP://{topic.removesuffix('/I')}"
+        async with (
+            esp.init("solace-double", **settings) as client,
+            client.publisher(url, SCHEMA) as publisher,
+            client.subscriber(url, side="in") as subscriber,
+        ):
+            assert await (await publisher.inject([(1, "one")])) == "acked"
+            block = await anext(subscriber)
+            assert (block.id, block.rows()) == (1, [(1, "one")])
+
+
+async def test_a_new_group_reads_what_the_replay_log_has_and_an_old_one_goes_on(topic: str) -> None:
+    async with Solace() as solace, opened(solace, buspersistence=True, replaylog=True) as bus:
+        await put(bus, topic, b"1", b"2")
+        feed = await bus.feed(topic, "earliest", "g")
+        found = await feed.read(100, 1 << 20)
+        assert [each.data for each in found] == [b"1", b"2"]
+        await feed.confirm(found[0].position, b"")
+        await feed.aclose()
+        await put(bus, topic, b"3")
+        assert await data(await bus.feed(topic, "earliest", "g"), 2) == [b"2", b"3"]
+
+
+async def test_a_new_group_starts_at_a_time_of_the_replay_log(topic: str) -> None:
+    async with Solace() as solace, opened(solace, buspersistence=True, replaylog=True) as bus:
+        await put(bus, topic, b"before")
+        await asyncio.sleep(0.005)
+        since = datetime.now(UTC)
+        await put(bus, topic, b"after")
+        assert await data(await bus.feed(topic, since, "g"), 1) == [b"after"]
+
+
+async def test_without_a_replay_log_a_time_is_refused(topic: str) -> None:
+    async with Solace() as solace, opened(solace, buspersistence=True) as bus:
+        with pytest.raises(BusRefused, match="a replay log knows times"):
+            await bus.feed(topic, datetime.now(UTC), "g")
+
+
+async def test_a_broker_that_makes_no_queues_has_no_values_and_says_what_to_do(topic: str) -> None:
+    async with Solace() as solace:
+        solace.may_make = False
+        async with opened(solace) as bus:
+            assert not bus.capabilities.retained
+            feed = await bus.feed(topic, "latest", None)
+            await put(bus, topic, b"1")
+            assert await data(feed, 1) == [b"1"]
+            with pytest.raises(BusRefused, match="no value is retained"):
+                await bus.retain(topic, "k", b"")
+        async with opened(solace, buspersistence=True) as bus:
+            with pytest.raises(BusRefused, match="esp doctor --solace says how"):
+                await bus.feed(topic, "earliest", "g")
+
+
+async def test_with_what_the_doctor_names_all_works_where_clients_make_no_queues(double: None, topic: str) -> None:
+    url = f"dfESP://{topic.removesuffix('/I')}"
+    async with Solace() as solace:
+        solace.may_make = False
+        for each in endpoints(Address.parse(url), "g", "feed", persistent=True):
+            solace.add_queue(each.name, each.topic or "", last_value=each.last_value)
+        made = set(solace.queues)
+        settings = {"host": f"{HOST}:{solace.port}", "username": "us", "buspersistence": True, "keepalive": 9.0}
+        async with esp.init("solace-double", **settings) as client:
+            assert client.bus.capabilities.retained
+            async with (
+                client.publisher(url, SCHEMA, failover=esp.Failover("feed")) as publisher,
+                client.subscriber(url, side="in", group="g") as subscriber,
+            ):
+                await publisher.inject([(1, "one")])
+                block = await anext(subscriber)
+                await subscriber.confirm(block)
+                assert publisher.stats.role == "active"
+        assert set(solace.queues) <= made
+        assert not solace.queues[f"g@{topic}"].messages.keys() - {2}, "only a beat may be left"
+
+
+async def test_an_election_on_such_a_broker_needs_its_queue_only(topic: str) -> None:
+    async with Solace() as solace:
+        solace.may_make = False
+        solace.add_queue(flow_queue("line"), "nothing")
+        async with opened(solace) as bus:
+            assert await bus.election("flow", "line", "me").campaign() > 1_700_000_000
+
+
+async def test_who_takes_over_is_shown_the_last_message_where_a_queue_keeps_it(topic: str) -> None:
+    async with Solace() as solace, opened(solace, buspersistence=True) as bus:
+        solace.add_queue(last_value_queue(topic), topic, last_value=True)
+        await put(bus, topic, b"1", b"2")
+        feed = await bus.feed(topic, "latest", None)
+        election = bus.election("flow", "line", "me")
+        await election.campaign()
+        assert await data(feed, 1) == [b"2"]
+        await put(bus, topic, b"3")
+        assert await data(feed, 1) == [b"3"]
+        await election.resign()
+        await election.campaign()
+        await put(bus, topic, b"4")
+        assert await data(feed, 1) == [b"4"]
+
+
+async def test_a_group_restarted_as_a_whole_sends_nothing_twice_where_a_queue_keeps_the_last_message(
+    double: None, topic: str
+) -> None:
+    async with Solace() as solace:
+        solace.add_queue(last_value_queue(topic), topic, last_value=True)
+        settings = {"host": f"{HOST}:{solace.port}", "username": "us", "buspersistence": True, "keepalive": 9.0}
+        url = f"dfESP://{topic.removesuffix('/I')}"
+        for blocks in (20, 25):
+            async with (
+                esp.init("solace-double", **settings) as client,
+                client.publisher(url, SCHEMA, failover=esp.Failover("feed")) as publisher,
+            ):
+                for id in range(1, blocks + 1):
+                    await publisher.inject([(id, "")])
+                await publisher.flush()
+        ids = [parse(frame).id for _, about, frame in solace.log if about == topic and parse(frame).kind == BLOCK]
+        assert ids == list(range(1, 26))
+
+
+async def test_a_reader_that_the_broker_makes_inactive_has_lost_its_group_and_the_next_one_goes_on(topic: str) -> None:
+    async with Solace() as solace, opened(solace, buspersistence=True) as bus:
+        feed, following = await bus.feed(topic, "earliest", "g"), await bus.feed(topic, "earliest", "g")
+        await put(bus, topic, b"1", b"2")
+        found = await feed.read(100, 1 << 20)
+        waiting = asyncio.create_task(data(following, 2))
+        queue = solace.queues[f"g@{topic}"]
+        while len(queue.consumers) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        queue.pass_on()
+        assert await waiting == [b"1", b"2"]
+        for call in (feed.confirm(found[1].position, b"stolen"), feed.read(1, 1)):
+            with pytest.raises(BusUnavailable, match="the broker has given it to another reader"):
+                await call
+
+
+async def test_a_leader_that_the_broker_makes_inactive_leads_no_more(topic: str) -> None:
+    async with Solace() as solace, opened(solace) as bus, opened(solace) as there:
+        one, other = bus.election("flow", "line", "one"), there.election("flow", "line", "other")
+        await one.campaign()
+        waiting = asyncio.create_task(other.campaign())
+        while len(solace.queues[flow_queue("line")].consumers) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        solace.queues[flow_queue("line")].pass_on()
+        assert await one.watch() == "lost"
+        assert await waiting == 2
+
+
+async def test_what_is_too_much_for_a_direct_reader_is_dropped_and_told(topic: str) -> None:
+    async with Solace() as solace, opened(solace, queuesize=1_000) as bus:
+        feed = await bus.feed(topic, "latest", None)
+        await put(bus, topic, *[b"%03d" % n + bytes(97) for n in range(30)])
+        assert await feed.read(100, 1 << 20) == [Break("more than queuesize waited for this reader", 20)]
+        assert [each[:3] for each in await data(feed, 10)] == [b"%03d" % n for n in range(20, 30)]
+
+
+async def test_what_the_broker_dropped_is_told(topic: str) -> None:
+    async with Solace() as solace, opened(solace) as bus:
+        feed = await bus.feed(topic, "latest", None)
+        for client in solace.clients:
+            client.dropped.update(client.subscriptions)
+        await put(bus, topic, b"next")
+        (told,) = await feed.read(100, 1 << 20)
+        assert isinstance(told, Break) and "too slow" in told.reason
+        assert await data(feed, 1) == [b"next"]
+
+
+async def test_a_stranger_s_request_is_passed_over(topic: str) -> None:
+    async def answer(asked: bytes) -> bytes:
+        return asked[::-1]
+
+    async with Solace() as solace, opened(solace) as bus, asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(bus.serve("host:5555/M", answer))
+        while not any(about == "host:5555/M" for c in solace.clients for about, _ in c.subscriptions.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        solace.publish("host:5555/M", b"\xc1", guaranteed=False)
+        solace.publish("host:5555/M", msgpack.packb(["somewhere", 1, b""]), guaranteed=False)
+        assert await bus.request("host:5555/M", b"abc", 2.0) == b"cba"
+        serving.cancel()
+
+
+async def test_values_do_not_pile_up_in_their_queue(topic: str) -> None:
+    async with Solace() as solace, opened(solace, buspersistence=True) as bus:
+        feed = await bus.feed(topic, "earliest", "g")
+        await put(bus, topic, *[b"%d" % n for n in range(70)])
+        for message in await feed.read(70, 1 << 20):
+            await feed.confirm(message.position, b"state")
+        (queue,) = [queue for name, queue in solace.queues.items() if name.endswith("#state of g")]
+        assert len(queue.messages) < 10
