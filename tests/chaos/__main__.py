@@ -4,6 +4,9 @@ Every run starts a group of publishers and two readers, harms them, and hands wh
 checker. A run that fails prints its seed, keeps its place, and makes the exit code 1. `--seed N --runs 1 --only FAULT
 --members M` plays the same plan again; what the machine does in between differs. Servers are started as needed.
 
+`--system spark` has a Spark driver read the group's topic, and harms that too: table and topic that it writes must be
+what they are when nothing happens. A run takes about two minutes.
+
 `--only duels` is long and on its own: six members under load on the processor, whose leader is killed 50 times.
 """
 
@@ -26,6 +29,8 @@ from .faults import ALONE, DUELS_SECONDS
 from .kafka import KafkaBus, KafkaWithWays
 from .rabbitmq import RabbitBus
 from .run import SECONDS, Report, Run
+from .spark import FAULTS as SPARK_FAULTS
+from .spark import play as play_spark
 
 
 async def play(bus: Bus, fault: str, seed: int, members: int, seconds: float = SECONDS) -> Report:
@@ -86,17 +91,25 @@ async def play_all(given: argparse.Namespace) -> list[Report]:
         if given.bus == "kafka":
             bus = KafkaBus(zookeeper, await stack.enter_async_context(KafkaWithWays()))
         if given.bus == "rabbitmq":
-            bus = RabbitBus(zookeeper, await stack.enter_async_context(RabbitMQ()), given.mode)
+            bus = RabbitBus(zookeeper, await stack.enter_async_context(RabbitMQ()), given.mode, given.election)
+        if given.bus == "solace-double":
+            from tests.support.solace import Solace  # with the vendor's library, which others need not load
+
+            from .solace import SolaceBus
+
+            bus = SolaceBus(zookeeper, await stack.enter_async_context(Solace()), given.election)
         if given.only == "duels":
             return [await told(1, play(bus, "duels", given.seed, 6, DUELS_SECONDS))]
-        names = given.only.split(",") if given.only else sorted(bus.faults)
-        if unknown := set(names) - set(bus.faults):
-            raise SystemExit(f"{', '.join(unknown)}: not known here; there are: {', '.join(sorted(bus.faults))}")
+        known = sorted(SPARK_FAULTS if given.system == "spark" else bus.faults)
+        names = given.only.split(",") if given.only else known
+        if unknown := set(names) - set(known):
+            raise SystemExit(f"{', '.join(unknown)}: not known here; there are: {', '.join(known)}")
         reports = []
         for number in range(given.runs):
             seed = given.seed + number
             members = given.members or random.Random(seed).choices((2, 3, 5), (6, 3, 1))[0]
-            reports.append(await told(number + 1, play(bus, names[number % len(names)], seed, members)))
+            playing = play_spark if given.system == "spark" else play
+            reports.append(await told(number + 1, playing(bus, names[number % len(names)], seed, members)))
         return reports
 
 
@@ -109,9 +122,10 @@ async def told(number: int, playing: Awaitable[Report]) -> Report:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--bus", choices=("embedded", "kafka", "rabbitmq"), default="embedded")
+    parser.add_argument("--system", choices=("bus", "spark"), default="bus", help="what is harmed beside the group")
+    parser.add_argument("--bus", choices=("embedded", "kafka", "rabbitmq", "solace-double"), default="embedded")
     parser.add_argument("--mode", choices=("direct", "persistent", "stream"), default="stream", help="of rabbitmq")
-    parser.add_argument("--election", choices=("log", "zookeeper"), default="log")
+    parser.add_argument("--election", choices=("log", "token", "flow", "zookeeper"), help="by default the bus's own")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
     parser.add_argument("--members", type=int, choices=(2, 3, 5, 6))
@@ -119,7 +133,8 @@ def main() -> int:
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     reports = asyncio.run(play_all(given))
-    print(summary(reports, f"--bus {given.bus} --mode {given.mode} --election {given.election}"))
+    election = f" --election {given.election}" if given.election else ""
+    print(summary(reports, f"--system {given.system} --bus {given.bus} --mode {given.mode}{election}"))
     return 0 if all(report.ok for report in reports) else 1
 
 

@@ -6,6 +6,7 @@ are those of faults.py and what only it can suffer. The servers are somebody els
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TYPE_CHECKING, ClassVar
 
 from .faults import FAULTS, ZOOKEEPER_FAULTS, Fault
@@ -26,6 +27,8 @@ class Bus:
     """What all runs share, where the bus has a server."""
     progress: ClassVar[float]
     """Seconds without a block that are too long, in any run."""
+    may_miss: Set[str] = frozenset()
+    """Faults that take from a reader without a group what nobody keeps for it."""
 
     def __init__(self, zookeeper: ZooKeeper | None) -> None:
         """`zookeeper`: where members elect their leader; on the bus itself if there is none."""

@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import esp_pubsub as esp
-from esp_pubsub.notices import Failure, Notice
+from esp_pubsub import registry
+from esp_pubsub.notices import Failure, Missed, Notice
 from esp_pubsub.publisher import source_number
 from esp_pubsub.testing.history import Confirmed, Delivered, Opened, Published, Record, digest, line, told
 
@@ -42,12 +43,15 @@ class Job:
     file: str
     options: dict[str, str] = field(default_factory=dict)
     """What the bus wants to know."""
-    election: str = "log"
+    election: str | None = "log"
+    """None: the one that the bus has of its own, else the log."""
     blocks: int = 0
     seed: int = 0
     run: int = 0
     rate: float = 1_000.0
     begun: float = 0.0
+    hold: float = 0.0
+    """How much later the last block comes."""
     """When the input began to come in; 0: with the order `begin`."""
     clock_off_by: float = 0.0
     group: str | None = None
@@ -57,6 +61,7 @@ class Job:
         return source_number(f"{self.window}/I/{GROUP}")
 
     def client(self, on_notice: Callable[[Notice], None]) -> Any:
+        registry._BUSES["solace-double"] = "tests.support.solace"
         return esp.init(self.bus, on_notice=on_notice, **self.options)
 
     def command(self) -> list[str]:
@@ -145,7 +150,7 @@ class Member:
         if not job.begun:
             await self.beginning.wait()
         for id in range(1, job.blocks + 1):
-            early = job.begun + id / job.rate - now()
+            early = job.begun + id / job.rate + (job.hold if id == job.blocks else 0.0) - now()
             if early > 0:
                 await asyncio.sleep(early)
             rows = block(job.seed, job.run, id)
@@ -241,6 +246,8 @@ class Reader:
     def notice(self, notice: Notice) -> None:
         noted(notice)
         self.log.write(told(self.job.name, notice, now()))
+        if isinstance(notice, Missed) and notice.last == self.job.blocks:
+            say(finished=notice.run)
 
     async def obey(self) -> None:
         async for order in orders():
