@@ -33,6 +33,7 @@ _ARGUMENTS: dict[str, Any] = {
 }
 _PROPERTIES = {"delivery_mode": 2}
 _MOMENT = 0.1
+_PASSES = "inaccessible", "INTERNAL_ERROR", "Stream not found", "does not have a replica on the local node"
 _COMES = 2.0  # seconds in which the broker hands over a value that is there, always
 
 
@@ -57,9 +58,8 @@ async def _when_up(link: Link, work: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await work()
-        except BusUnavailable as error:
-            passes = "inaccessible" in str(error) or "INTERNAL_ERROR" in str(error)
-            if not passes or asyncio.get_running_loop().time() > end:
+        except (BusUnavailable, BusRefused) as error:
+            if not any(word in str(error) for word in _PASSES) or asyncio.get_running_loop().time() > end:
                 raise
         await asyncio.sleep(_MOMENT)
 
