@@ -352,7 +352,7 @@ async def test_a_tag_of_a_lost_channel_is_not_acknowledged_on_another(rabbitmq: 
 
 
 @pytest.mark.timeout(240)  # some ten seconds, where nobody else is at work
-@pytest.mark.parametrize("mode", ["direct", "persistent", "stream"])
+@pytest.mark.parametrize("mode", ["persistent", "stream"])
 async def test_nothing_is_left_behind_by_cuts_of_all_links(rabbitmq: RabbitMQ, mode: str) -> None:
     """`python -m tests.chaos.cuts` cuts 300 times."""
     said: list[str] = []
