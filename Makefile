@@ -12,7 +12,7 @@ demo-spark: .venv/ready
 
 # The tests of a file share its brokers. Two processes: much of what a test does is to wait for one.
 test: .venv/ready
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # What can only be shown on a broker that you have.
 test-solace: .venv/ready

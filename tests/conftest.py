@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import shutil
+import signal
 import tempfile
 import threading
 from asyncio import runners
@@ -18,6 +19,9 @@ pytest_plugins = ["tests.support.fixtures"]
 # How long an example takes says more of the machine than of the code; a test that hangs ends by its own limit.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+# A shell's job in the background ignores SIGINT, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _left: list[str] = []
 _threads = pytest.StashKey[set[threading.Thread]]()
