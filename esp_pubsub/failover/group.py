@@ -26,7 +26,7 @@ from .log_election import LogElection
 from .member import Event, Member, Role
 
 _log = logging.getLogger("esp_pubsub.failover")
-_BACK = 10_000  # messages before the end in which a new member looks for its group's last block
+_BACK = 1_000  # messages before the end in which a new member looks for its group's last block; beats tell it too
 _PAUSE = 0.05
 _CATCH_UP = 0.3  # seconds before an heir sends what it has: who reads on sends less twice, and is waited for
 _POSITION_EVERY = 1.0
