@@ -340,9 +340,13 @@ async def measure_streams(report: Report, broker: Broker) -> None:
 
 
 async def measure_failover(report: Report, broker: Broker) -> None:
-    for mode, election in (("persistent", "token"), ("persistent", "log"), ("stream", "log")):
+    silence = 3 * 2_000 + 200  # three heartbeats, and what a takeover takes
+    for mode, election, killed, stopped in (
+        ("persistent", "token", 300, silence), ("persistent", "log", 900, 900), ("stream", "log", 900, 900),
+    ):  # fmt: skip
         for name, how, target in (
-            ("SIGKILL", signal.SIGKILL, 900),
+            ("SIGKILL", signal.SIGKILL, killed),
+            ("SIGSTOP", signal.SIGSTOP, stopped),
             ("SIGTERM", signal.SIGTERM, 150),
             ("hand-over", signal.SIGUSR1, 150),
         ):
