@@ -148,7 +148,8 @@ class Telemetry:
         self._tracer = provider.get_tracer("esp_pubsub")
 
     def _of(self, name: str) -> list[tuple[Labels, int]]:
-        return [(labels, value) for (each, labels), value in list(self._sums.items()) if each == name]
+        sums = self._sums.copy()  # in one step; a list of its items is not: other threads may run in between
+        return [(labels, value) for (each, labels), value in sums.items() if each == name]
 
     def _lines(self) -> Iterator[str]:
         for name, number in _NUMBERS.items():
@@ -160,7 +161,7 @@ class Telemetry:
             full = name.replace(".", "_") + "_seconds"
             yield f"# HELP {full} {help}"
             yield f"# TYPE {full} histogram"
-            for (each, labels), histogram in sorted(self._times.items(), key=lambda item: item[0]):
+            for (each, labels), histogram in sorted(self._times.copy().items(), key=lambda item: item[0]):
                 if each == name:
                     yield from _bucket_lines(full, labels, histogram)
 
