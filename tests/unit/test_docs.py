@@ -222,7 +222,9 @@ def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
             program.end()
     for name, program in programs.items():
         assert program.process.returncode in (0, -signal.SIGINT), f"{name}: {program.output}"
-        assert "never retrieved" not in program.output and "never awaited" not in program.output, program.output
+        # An interrupt may meet asyncio.run itself, while it ends.
+        told = re.sub(r"coroutine 'BaseEventLoop\.\w+' was never awaited", "", program.output)
+        assert "never retrieved" not in told and "never awaited" not in told, program.output
 
 
 # commands and links
