@@ -16,21 +16,38 @@ import esp_pubsub as esp
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
 from tests.integration.members import SCHEMA, Reader, inject, rows, until
 from tests.support.kafka import PLAIN_USER, SCRAM_USER, Kafka
+from tests.support.server import on_a_loop
 
 TIMEOUT = 1.0
-SLACK = 1.5
+SLACK = 2.5  # what a loaded machine adds
+PATIENT = 30.0  # where it must succeed
 ACL = """
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS;User:bob
 """  # alice may come in, and do nothing
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
 def secure() -> Iterator[Kafka]:
     with Kafka(secure=True, config=ACL) as kafka:
+        on_a_loop(used(kafka))
         yield kafka
+
+
+async def used(kafka: Kafka) -> None:
+    """Come in by each door once: the first time, a JVM takes longer than the clients here wait."""
+    ca = {"ssl_ca_location": kafka.certificate}
+    doors = [
+        ("ssl", globalconfig(security_protocol="ssl", **ca)),
+        ("sasl_plaintext", sasl(PLAIN_USER, "PLAIN")),
+        ("sasl_plaintext", sasl(SCRAM_USER, "SCRAM-SHA-256")),
+        ("sasl_ssl", sasl(SCRAM_USER, "SCRAM-SHA-256", "SASL_SSL", **ca)),
+    ]
+    for listener, config in doors:
+        async with esp.init("kafka", hostport=kafka.settings[listener], globalconfig=config, timeout=PATIENT):
+            pass
 
 
 @pytest.fixture
@@ -39,12 +56,12 @@ def url() -> str:
 
 
 async def refused(hostport: str, *kinds: type[esp.EspError], **settings: Any) -> str:
-    """What `init` says; it names the host, and it says it in time."""
+    """What `init` says; it names the host, and it says it in time: it asks once, and once more for the reason."""
     begun = time.monotonic()
     with pytest.raises(kinds) as caught:
         async with esp.init("kafka", hostport=hostport, **{"timeout": TIMEOUT} | settings):
             pass
-    assert time.monotonic() - begun < TIMEOUT + SLACK
+    assert time.monotonic() - begun < 2 * TIMEOUT + SLACK
     assert hostport in str(caught.value)
     return str(caught.value)
 
@@ -211,4 +228,4 @@ async def test_a_user_without_rights_is_told_which(secure: Kafka, url: str) -> N
         ) as client:
             publisher = await client.publisher(url, SCHEMA)
             await (await publisher.inject(rows(1)))
-    assert time.monotonic() - begun < TIMEOUT + SLACK
+    assert time.monotonic() - begun < 2 * TIMEOUT + SLACK
