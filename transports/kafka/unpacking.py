@@ -2,7 +2,7 @@
 
 A few kilobytes can unpack to gigabytes, and whoever may write to a topic could so end every reader. So the client's
 decoders are replaced by ones that stop at LIMIT, and its loop over batches by one that passes over a batch that cannot
-be unpacked: in its place stands one message that says so, which no reader takes for a frame. Both change nothing for
+be unpacked, or read (a header's name that is no UTF-8): in its place stands one message that says so, which no reader takes for a frame. Both change nothing for
 other users of the client in this process: they count only inside `bounded`.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 import aiokafka.consumer.fetcher
 import cramjam
 from aiokafka import ConsumerRecord
-from aiokafka.errors import UnsupportedCodecError
+from aiokafka.errors import CorruptRecordException
 
 LIMIT = 64 << 20
 _bounded = ContextVar("bounded", default=False)
@@ -103,6 +103,7 @@ class _Remembering:
         self.last: Any = None
 
     def next_batch(self) -> Any:
+        self.last = None
         self.last = self._records.next_batch()
         return self.last
 
@@ -115,8 +116,10 @@ class _Records(aiokafka.consumer.fetcher.PartitionRecords):
         while True:
             try:
                 yield from super()._unpack_records()
-            except (_Unpackable, UnsupportedCodecError) as error:
-                if not _bounded.get():
+            except CorruptRecordException:  # a sum that is wrong: it is fetched again
+                raise
+            except Exception as error:  # a stranger's records may break the client's decoder in many ways
+                if not _bounded.get() or self._records.last is None:
                     raise
                 self.next_fetch_offset = self._records.last.next_offset
                 text = f"{self._tp.topic}: a batch that cannot be unpacked: {error}".encode()
