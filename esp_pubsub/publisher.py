@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal
 
-from ._news import News
 from .address import Address
 from .bus import Bus, Election
 from .encode import Encoder, arrow_body
@@ -180,11 +179,11 @@ class Publisher:
         if resume is not None:
             self._outbox.begin_behind(resume.last, resume.chain)
             self._sender.settled = self._sender.sent = self._settled = resume.last
-        self._line: deque[object] = deque()
-        self._room = News()
+        self._line: deque[asyncio.Event] = deque()  # who waits for room; only the first is woken
         self._largest = bus.capabilities.max_message_bytes
         self._for_ack: list[tuple[int, int, asyncio.Future[None]]] = []
         self._asked = 0
+        self._awaited = 0
         self._worked = 0
         self._events = 0
         self._bytes = 0
@@ -276,16 +275,22 @@ class Publisher:
 
     async def _wait_for_room(self, size: int) -> None:
         """First come, first served. When this returns there is room, until the caller awaits something."""
-        turn = object()
+        turn = asyncio.Event()
         self._line.append(turn)
         try:
             while self._line[0] is not turn or not self._outbox.room(size):
                 self._leave_if_full()
-                await self._room.wait()
+                turn.clear()
+                await turn.wait()
                 self._check()
         finally:
             self._line.remove(turn)
-            self._room.tell()
+            self._tell_room()
+
+    def _tell_room(self) -> None:
+        """There may be room: for the first in the line, who tells the next."""
+        if self._line:
+            self._line[0].set()
 
     def _leave_if_full(self) -> None:
         """A standby whose input cannot wait gives up once it knows that another member leads."""
@@ -315,7 +320,7 @@ class Publisher:
             self._observer.role(self, self._group.last_switch)
 
     def _advance(self, id: int) -> None:
-        self._room.tell()
+        self._tell_room()
         if id <= self._settled:
             return
         self._settled = id
@@ -351,7 +356,8 @@ class Publisher:
         """Everybody who waits looks again, and finds us failed or closed."""
         if self._observer is not None:
             self._observer.ended(self)
-        self._room.tell()
+        for turn in self._line:
+            turn.set()
         for _, _, future in self._for_ack:
             if not future.done():
                 future.set_result(None)
@@ -374,20 +380,23 @@ class Publisher:
     async def _wait_for(self, id: int, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()
         self._asked += 1
-        entry = (id, self._asked, future)
-        heapq.heappush(self._for_ack, entry)
+        self._awaited += 1
+        heapq.heappush(self._for_ack, (id, self._asked, future))
         try:
             async with asyncio.timeout(seconds):
                 await future
         except TimeoutError:
+            if id <= self._settled:  # in this very turn
+                return
             raise DeliveryUnknown(
                 f"block {id} on {self.topic} is not acknowledged after {seconds:g} s; it keeps its id and is still "
                 "being tried: await the delivery again",
                 id=id,
             ) from None
         finally:
-            if not future.done() or future.cancelled():
-                self._for_ack.remove(entry)
+            self._awaited -= 1
+            if len(self._for_ack) > 2 * self._awaited:  # those who gave up leave when they are the most
+                self._for_ack = [waiting for waiting in self._for_ack if not waiting[2].done()]
                 heapq.heapify(self._for_ack)
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -470,7 +479,8 @@ class Publisher:
         if self._closed:
             return
         self._closing = True
-        self._room.tell()  # whoever waits for room gives up, before anything is flushed
+        for turn in self._line:
+            turn.set()  # whoever waits for room gives up, before anything is flushed
         try:
             if self._failure is None:
                 await self.flush(self.options.close_timeout)

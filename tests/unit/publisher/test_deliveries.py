@@ -226,3 +226,30 @@ async def test_the_client_closes_its_publishers(bench: Bench) -> None:
     assert pub.stats.acked == 1
     with pytest.raises(esp.Closed):
         await pub.inject([ROW])
+
+
+async def test_an_ack_in_the_turn_in_which_its_waiter_gives_up_is_no_error_of_ours(bench: Bench) -> None:
+    async with await bench.publisher() as pub:
+        bench.faults.hang("confirmed")
+        delivery = await pub.inject([ROW])
+        waiting = asyncio.ensure_future(pub.delivered(delivery.id))
+        await ticks()
+        waiting.cancel()
+        pub._advance(delivery.id)  # the ack comes before the waiter has had its turn
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        bench.faults.heal()
+
+
+async def test_who_gives_up_waiting_is_forgotten(bench: Bench) -> None:
+    async with await bench.publisher(ack_timeout=60.0) as pub:
+        bench.faults.hang("confirmed")
+        delivery = await pub.inject([ROW])
+        waiting = [asyncio.ensure_future(pub.delivered(delivery.id)) for _ in range(1_000)]
+        await ticks()
+        for task in waiting[1:]:
+            task.cancel()
+        await asyncio.wait(waiting[1:])
+        assert len(pub._for_ack) <= 3
+        bench.faults.heal()
+        assert await waiting[0] == "acked"

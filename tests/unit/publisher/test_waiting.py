@@ -137,3 +137,20 @@ async def test_other_tasks_get_their_turn_while_one_injects_without_waiting(benc
             await pub.inject([ROW])
         task.cancel()
     assert turns >= 10
+
+
+async def test_many_who_wait_for_room_wake_one_another_in_turn(bench: Bench) -> None:
+    async with await bench.publisher(buffer_blocks=5) as pub:
+        wakings = 0
+        wait = asyncio.Event.wait
+
+        async def counted(event: asyncio.Event) -> bool:
+            nonlocal wakings
+            wakings += event in pub._line
+            return await wait(event)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.Event, "wait", counted)
+            deliveries = await asyncio.gather(*(pub.inject([ROW]) for _ in range(500)))
+        assert [delivery.id for delivery in deliveries] == list(range(1, 501))
+        assert wakings < 5 * 500  # not one for each of those who wait, each time one of them goes
