@@ -115,11 +115,17 @@ class Encoder:
         """An Arrow table or batch, or a frame that can become one; with columns _opcode and _flags, or without."""
         arrow = _arrow()
         try:
-            body, count, marked = arrow.encode(self._schema, arrow.from_frame(data))
+            table = arrow.from_frame(data)
+            body, count, marked = arrow.encode(self._schema, table)
             if self._arrow and not self._rebuild and (marked or (opcode is Opcode.INSERT and flags == 0)):
+                if marked:
+                    opcodes, marks = arrow.marks(table)
+                    _opcodes(opcodes, count), _each(marks, count, "flags")
                 return self._from_batch(body, count, marked)
             opcodes, marks, rows = arrow.rows(self._schema, body, count, marked=marked)
-        except (ValueError, TypeError, ArithmeticError) as e:
+        except ValueRefused:
+            raise
+        except (ValueError, TypeError, ArithmeticError, NotImplementedError) as e:
             raise ValueRefused(
                 f"the table does not fit the schema {self._schema}: {e}", row=0, field="", value=data
             ) from e

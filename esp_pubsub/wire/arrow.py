@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from ..errors import NotInstalled
+from ..errors import NotInstalled, ValueRefused
 from ..schema import FieldType, Schema
 from .frame import Buffer
 from .rows import codec, money_text, money_values
@@ -86,7 +86,7 @@ def encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[Buffer, int
     """A table or batch as body, event count and whether it is marked. Columns are found by name and cast where that
     loses nothing. The body is a buffer of pyarrow's, not copied.
 
-    Raises ValueError for a column that is missing or does not fit.
+    Raises ValueRefused for a column that does not fit, ValueError for all else.
     """
     try:
         if type(data) is pa.RecordBatch and data.schema.equals(_as_it_is(schema)):
@@ -98,9 +98,11 @@ def encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[Buffer, int
 
 @lru_cache(maxsize=1_024)
 def _as_it_is(schema: Schema) -> pa.Schema:
-    """The Arrow schema whose batches need no conversion; one that nobody has, where money must be made canonical."""
-    money = any(field.type is FieldType.MONEY for field in schema.fields)
-    return pa.schema([]) if money else arrow_schema(schema)
+    """The Arrow schema whose batches need no closer look; one that nobody has, where money must be made canonical or
+    arrays looked into.
+    """
+    looked_at = any(field.type is FieldType.MONEY or "array" in field.type for field in schema.fields)
+    return pa.schema([]) if looked_at else arrow_schema(schema)
 
 
 def _encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[Buffer, int, bool]:
@@ -115,18 +117,47 @@ def _encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[Buffer, in
         if field.type is FieldType.MONEY:
             data = _with_money(data, field.name)
     if data.schema != target:
-        data = data.cast(target)
+        data = _cast(data, target)
+    for field in schema.fields:
+        if "array" in field.type and any(chunk.flatten().null_count for chunk in _chunks(data.column(field.name))):
+            raise ValueRefused(f"column {field.name!r} has a null inside an array", row=0, field=field.name, value=None)
     if isinstance(data, pa.Table):
         batches = data.combine_chunks().to_batches()
         data = batches[0] if len(batches) == 1 else pa.RecordBatch.from_pylist([], schema=target)
     return data.serialize(), data.num_rows, marked
 
 
+def marks(data: pa.Table | pa.RecordBatch) -> tuple[list[Any], list[Any]]:
+    """The opcodes and flags of a table that brings its own."""
+    return data.column(_OPCODE).to_pylist(), data.column(_FLAGS).to_pylist()
+
+
+def _cast(data: Any, target: pa.Schema) -> Any:
+    """All columns cast; the first that does not fit is named."""
+    try:
+        return data.cast(target)
+    except (ValueError, TypeError, NotImplementedError):
+        for field in target:
+            try:
+                data.column(field.name).cast(field.type)
+            except (ValueError, TypeError, NotImplementedError) as e:
+                raise ValueRefused(f"column {field.name!r}: {e}", row=0, field=field.name, value=None) from e
+        raise
+
+
+def _chunks(column: Any) -> list[Any]:
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
 def _with_money(data: Any, name: str) -> Any:
     column = data.column(name)
     if pa.types.is_floating(column.type):
         raise ValueError(f"the money column {name!r} holds floats, which would lose digits; use decimals or text")
-    texts = [None if v is None else money_text(v if isinstance(v, Decimal) else Decimal(v)) for v in column.to_pylist()]
+    try:
+        values = [v if v is None or isinstance(v, Decimal) else Decimal(v) for v in column.to_pylist()]
+        texts = [None if v is None else money_text(v) for v in values]
+    except (ValueError, TypeError, ArithmeticError) as e:
+        raise ValueRefused(f"column {name!r} holds no amounts of money: {e}", row=0, field=name, value=None) from e
     return data.set_column(data.schema.get_field_index(name), name, pa.array(texts, pa.utf8()))
 
 

@@ -175,7 +175,9 @@ REFUSED: list[tuple[Any, dict[str, Any], int, str]] = [
     ([ROW], {"flags": [0, 0]}, 0, "flags"),
     ([ROW], {"flags": "x"}, 0, "flags"),
     (pa.table({"id": [1], "symbol": ["a"]}), {}, 0, ""),
-    (pa.table({"id": ["x"], "symbol": ["a"], "price": [1.0]}), {}, 0, ""),
+    (pa.table({"id": ["x"], "symbol": ["a"], "price": [1.0]}), {}, 0, "id"),
+    (pa.table({"_opcode": [9], "_flags": [0], "id": [1], "symbol": ["a"], "price": [1.0]}), {}, 0, "opcodes"),
+    (pa.table({"_opcode": [6], "_flags": [0], "id": [1], "symbol": ["a"], "price": [1.0]}), {}, 0, "opcodes"),
     (pa.table({"id": [1], "symbol": ["a"], "price": [1.0], "more": [1]}), {}, 0, ""),
 ]
 
