@@ -35,7 +35,7 @@ from .errors import (
 from .events import Block, View
 from .failover.accept import Accept, Dropped, Outcome
 from .failover.ledger import Ledger, furthest, parse_state
-from .notices import BadMessage, Failure, Missed, Notice, Reconnected, Skipped
+from .notices import BadMessage, Failure, Forgotten, Missed, Notice, Reconnected, Skipped
 from .schema import Schema
 from .wire.frame import BLOCK, LIMITS, Frame, Limits, parse
 
@@ -45,6 +45,25 @@ if TYPE_CHECKING:
 SCHEMA_KEY, RUNS_KEY = "schema", "runs"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
 _EVENTS, _DATA = attrgetter("count"), attrgetter("data")
+
+
+def read_schema(topic: str, retained: bytes) -> Schema:
+    """The schema that is retained for a topic. SchemaError for what is none; others may write there too."""
+    try:
+        return Schema(retained.decode())
+    except UnicodeDecodeError:
+        raise SchemaError(f"what is retained as the schema of {topic} is no text: was it another program?") from None
+
+
+def read_runs(topic: str, retained: bytes | None) -> dict[int, int]:
+    """The current runs that are retained for a topic, `source -> run`. BusRefused for what is none."""
+    try:
+        runs = msgpack.unpackb(retained, strict_map_key=False) if retained else {}
+        if isinstance(runs, dict) and all(isinstance(each, int) for pair in runs.items() for each in pair):
+            return runs
+    except (ValueError, msgpack.UnpackException):
+        pass
+    raise BusRefused(f"what is retained as the runs of {topic} cannot be read: was it another program?")
 
 
 def check_start(start: Any) -> None:
@@ -128,6 +147,7 @@ class Subscriber:
         self._to_release: list[Any] = []
         self._incoming: Sequence[Message | Break] = ()
         self._taking = False
+        self._storing = asyncio.Lock()  # a state that is older must not be stored after one that is newer
         self._closed = False
         self._last: Block | None = None
         self._unstored = False
@@ -143,8 +163,7 @@ class Subscriber:
     async def open(self) -> None:
         """Take the place on the topic: what is published from now on is seen. The client calls this."""
         if not self._accept.from_start and self._bus.capabilities.retained:
-            runs = await self._bus.retained(self.topic, RUNS_KEY)
-            self._accept.joined_at_run = dict(msgpack.unpackb(runs, strict_map_key=False)) if runs else {}
+            self._accept.joined_at_run = read_runs(self.topic, await self._bus.retained(self.topic, RUNS_KEY))
         self._feed = await self._place(self._start)
 
     async def _place(self, start: Start) -> Feed:
@@ -219,7 +238,7 @@ class Subscriber:
             messages, self._incoming = self._incoming, ()
             self._take(messages)
             if self._unstored and not self._ready and self._ledger is not None:
-                await self._store(feed, self._ledger)  # a queue may have nothing more for us before that
+                await self._store(self._ledger)  # a queue may have nothing more for us before that
             if self._to_release:
                 await feed.release(self._to_release)
                 self._to_release = []
@@ -272,6 +291,9 @@ class Subscriber:
                 raise BusRefused(
                     f"what group {self.group!r} on {self.topic} stored cannot be read ({e}); was it another version?"
                 ) from None
+            while len(known) > self.options.max_sources:  # stored when more were to be remembered
+                del known[next(iter(known))]
+                accept.from_start = False
             accept.resume(furthest({number: (s.run, s.last, s.chain) for number, s in accept.sources.items()}, known))
             self._ledger.known = furthest(self._ledger.known, known)
         self._resumed = True
@@ -329,6 +351,8 @@ class Subscriber:
             case _:
                 if isinstance(outcome, Missed):
                     self._counts["missed"] += outcome.last - outcome.first + 1
+                elif isinstance(outcome, Forgotten) and self._ledger is not None:
+                    self._ledger.known.pop(outcome.source, None)
                 self._notify(outcome)
 
     def _bad(self, bad: BadMessage) -> None:
@@ -356,7 +380,7 @@ class Subscriber:
         """The topic's schema, which its publisher retained before it sent. Messages without one: SchemaError."""
         text = await self._bus.retained(self.topic, SCHEMA_KEY) if self._bus.capabilities.retained else None
         if text is not None:
-            self.schema = Schema(text.decode())
+            self.schema = read_schema(self.topic, text)
         elif any(isinstance(message, Message) and _is_block(message) for message in messages):
             raise SchemaError(f"there are blocks on {self.topic}, but no schema is retained: pass schema=")
 
@@ -377,28 +401,28 @@ class Subscriber:
             if not self._ledger.has(block.serial):
                 raise WrongOrder(f"block {block.id} was not delivered by this subscriber; confirm its own blocks")
             self._unstored = self._ledger.confirm(block.serial) or self._unstored
-        if not self._unstored:
-            return
         try:
-            if self._feed is None:
-                raise BusUnavailable(f"the link to {self.topic} is down; confirm again after the next block")
-            await self._store(self._feed, self._ledger)
+            await self._store(self._ledger)
         except BusUnavailable as error:
             await self._lose_feed(error)
             raise
 
-    async def _store(self, feed: Feed, ledger: Ledger) -> None:
-        """The state, and then the position, which may be further once the state is stored: see `Ledger.dropped`."""
-        state, done = ledger.state(from_start=self._accept.from_start), ledger.done
-        self._unstored = False  # what is confirmed meanwhile sets it again
-        try:
-            await feed.confirm(done, state)
-            ledger.stored()
-            if ledger.done != done:
-                await feed.confirm(ledger.done, state)
-        except BaseException:
-            self._unstored = True
-            raise
+    async def _store(self, ledger: Ledger) -> None:
+        """Whatever is confirmed and not stored: the state, and then the position, which may be further once the state
+        is stored (see `Ledger.dropped`).
+        """
+        async with self._storing:
+            while self._unstored:
+                if self._feed is None:
+                    raise BusUnavailable(f"the link to {self.topic} is down; confirm again after the next block")
+                last, done = ledger.confirmed, ledger.done
+                self._unstored = False  # what is confirmed meanwhile sets it again
+                try:
+                    await self._feed.confirm(done, ledger.state(from_start=self._accept.from_start))
+                except BaseException:
+                    self._unstored = True
+                    raise
+                self._unstored = ledger.stored(last) or self._unstored
 
     async def seek(self, start: Start) -> None:
         """Read on from another place; without a group. What was read and not yet asked for is dropped."""
@@ -412,7 +436,14 @@ class Subscriber:
             raise WrongOrder("a group reads on from what it confirmed; to seek, read without a group")
         if not self._replay:
             raise BusRefused(f"{self.topic}: this bus keeps nothing to seek in")
-        feed = await self._place(start)
+        self._taking = True
+        try:
+            feed = await self._place(start)
+        finally:
+            self._taking = False
+        if self._closed:
+            await feed.aclose()
+            raise Closed(f"the subscriber on {self.topic} was closed meanwhile")
         old, self._feed, self._read_to, self._incoming = self._feed, feed, None, ()
         self._ready.clear()
         self._accept = self._new_accept(from_start=start in ("earliest", 0))

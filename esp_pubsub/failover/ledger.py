@@ -19,6 +19,7 @@ import msgpack
 from ..wire.frame import Frame
 
 _LEDGERS = count(1)
+_DROPPED_KEPT = 4_096
 Known = dict[int, tuple[int, int, int | None]]
 
 
@@ -41,14 +42,15 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        self.known: Known = {}
+        self.known: Known = {}  # in the order in which they were last confirmed
         self.done: Any = None
         self._first = next(_LEDGERS) << 48  # no two readers number their blocks alike
+        self.confirmed = self._first - 1
         self._serial = self._first - 1
         self._arrived: deque[Any] = deque()
         self._undone: set[Any] = set()
         self._delivered: deque[_Delivered] = deque()
-        self._unstored: list[_Delivered] = []
+        self._unstored: deque[_Delivered] = deque()
         self._adrift: dict[tuple[int, int, int], _Delivered] = {}
 
     def __len__(self) -> int:
@@ -57,6 +59,8 @@ class Ledger:
 
     def arrived(self, position: Any) -> None:
         """A message was read."""
+        if len(self._arrived) > 2 * len(self._undone) + _DROPPED_KEPT:  # dropped, behind a block that is not confirmed
+            self._arrived = deque(position for position in self._arrived if position in self._undone)
         self._arrived.append(position)
         self._undone.add(position)
 
@@ -88,21 +92,25 @@ class Ledger:
             return False
         while delivered and delivered[0].serial <= serial:
             block = delivered.popleft()
-            known = self.known.get(block.source, (-1, 0, 0))
+            known: tuple[int, int, int | None] = self.known.pop(block.source, (-1, 0, 0))
             if (block.run, block.id) > known[:2]:  # another reader of the group may have confirmed further
-                self.known[block.source] = (block.run, block.id, block.chain)
+                known = (block.run, block.id, block.chain)
+            self.known[block.source] = known
             self._undone.discard(block.position)
             self._unstored.append(block)
+            self.confirmed = block.serial
         self._move_on()
         return True
 
-    def stored(self) -> None:
-        """What was confirmed so far is safe."""
-        for block in self._unstored:
+    def stored(self, serial: int) -> bool:
+        """What was confirmed up to this number is safe. True if `done` is further by that."""
+        done, unstored = self.done, self._unstored
+        while unstored and unstored[0].serial <= serial:
+            block = unstored.popleft()
             self._undone.discard(block.position)
             self._adrift.pop((block.source, block.run, block.id), None)
-        self._unstored.clear()
         self._move_on()
+        return bool(self.done != done)
 
     def _move_on(self) -> None:
         arrived, undone = self._arrived, self._undone

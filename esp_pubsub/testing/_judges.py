@@ -212,7 +212,7 @@ class Grouped(Reader):
     def __init__(self, *, suffix_only: bool, window: int) -> None:
         super().__init__(suffix_only=suffix_only, from_start=True, window=window)
         self.ledger = Ledger()
-        for name in vars(self.ledger).keys() & {"_first", "_serial"}:
+        for name in vars(self.ledger).keys() & {"_first", "_serial", "confirmed"}:
             setattr(self.ledger, name, int(name == "_first"))  # equal ledgers must look equal, whoever made them
         self.serials: list[tuple[int, int]] = []
         self.confirmed = 0
@@ -264,7 +264,7 @@ def to_store(reader: Grouped) -> ToStore:
 def stored(reader: Grouped) -> None:
     """What was to be stored is."""
     reader.unstored = False
-    reader.ledger.stored()
+    reader.ledger.stored(reader.ledger.confirmed)
 
 
 def resume(reader: Grouped, state: bytes | None, committed: int, redelivered: bool) -> None:

@@ -149,7 +149,7 @@ def test_a_block_confirmed_between_feeds_is_kept_when_it_comes_again_until_that_
     assert reader.confirm(1)
     assert (reader.last, reader.ledger.done) == (1, None)
     assert not reader.drop("new 1", 1)
-    reader.ledger.stored()
+    reader.ledger.stored(reader.ledger.confirmed)
     assert reader.ledger.done == "new 1"
     assert reader.drop("newer 1", 1)
 
@@ -162,7 +162,7 @@ def test_a_block_confirmed_and_not_stored_is_kept_when_its_feed_dies() -> None:
     assert not reader.drop("new 1", 1)
     reader.ledger.redelivery()
     assert not reader.drop("newest 1", 1)
-    reader.ledger.stored()
+    reader.ledger.stored(reader.ledger.confirmed)
     assert reader.ledger.done == "newest 1"
 
 
@@ -170,7 +170,7 @@ def test_a_block_confirmed_and_stored_is_let_go_when_it_comes_again() -> None:
     reader = Reader()
     reader.deliver(1)
     assert reader.confirm(1)
-    reader.ledger.stored()
+    reader.ledger.stored(reader.ledger.confirmed)
     reader.ledger.redelivery()
     assert reader.drop("new 1", 1)
 

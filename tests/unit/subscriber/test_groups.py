@@ -82,12 +82,50 @@ async def test_a_confirm_that_failed_is_made_up_for_when_only_doubles_come(bench
         bench.faults.restore()
         await bench.raw(*[frame.data for frame in await bench.frames()])
         waiting = asyncio.create_task(anext(sub))
-        await until(lambda: not sub._unstored)
+        await until(lambda: not sub._unstored and not sub._storing.locked())
         waiting.cancel()
         await asyncio.wait([waiting])
     async with await bench.subscriber(group="g") as sub:
         await bench.publish(3)
         assert await numbers(sub, 1) == [3]
+
+
+async def test_two_confirms_at_once_store_what_the_later_one_knows(bench: Bench) -> None:
+    await bench.publish(1, 2, 3)
+    async with await bench.subscriber(group="g") as sub:
+        first, second, _ = [await anext(sub) for _ in range(3)]
+        await asyncio.gather(sub.confirm(first), sub.confirm(second))
+    await bench.raw(*[frame.data for frame in await bench.frames()])  # as a new leader would that knows of nothing
+    async with await bench.subscriber(group="g") as sub:
+        assert await numbers(sub, 1) == [3]
+    assert bench.of(notices.Missed) == []
+
+
+async def test_a_confirm_returns_when_it_is_stored_whoever_stores_it(bench: Bench) -> None:
+    await bench.publish(1)
+    async with await bench.subscriber(group="g") as sub:
+        assert await numbers(sub, 1) == [1]
+        bench.faults.hang("confirm")
+        both = [asyncio.create_task(sub.confirm()) for _ in range(2)]
+        await ticks()
+        assert not any(task.done() for task in both)
+        bench.faults.heal()
+        await asyncio.gather(*both)
+
+
+async def test_what_a_group_keeps_of_sources_is_bounded(bench: Bench) -> None:
+    options = esp.SubscriberOptions(max_sources=3)
+    async with await bench.subscriber(group="g", options=options) as sub:
+        for number in range(10):  # a source each
+            await bench.publish(number)
+            assert await numbers(sub, 1) == [number]
+            await sub.confirm()
+        assert sub._ledger is not None and len(sub._ledger.known) == 3
+    fewer = esp.SubscriberOptions(max_sources=2)
+    async with await bench.subscriber(group="g", options=fewer) as sub:
+        await bench.publish(10)
+        assert await numbers(sub, 1) == [10]
+        assert len(sub._accept.sources) == 2
 
 
 async def test_confirm_before_anything_was_read_does_nothing(bench: Bench) -> None:
