@@ -21,7 +21,7 @@ from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Publisher, PublisherOptions, Resume, source_number
 from .registry import driver, election
 from .schema import Schema
-from .subscriber import RUNS_KEY, SCHEMA_KEY, Subscriber, SubscriberOptions, check_start
+from .subscriber import RUNS_KEY, SCHEMA_KEY, Subscriber, SubscriberOptions, check_start, read_runs, read_schema
 
 if TYPE_CHECKING:
     from .telemetry import Telemetry
@@ -73,15 +73,21 @@ class Opening(Generic[T]):
 
     def __init__(self, opened: Callable[[], Awaitable[T]]) -> None:
         self._open = opened
+        self._begun = False
         self._opened: T | None = None
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._once().__await__()
 
     async def _once(self) -> T:
-        if self._opened is not None:
+        if self._begun:
             raise WrongOrder("this was opened already; call init, publisher or subscriber again for another one")
-        self._opened = await self._open()
+        self._begun = True
+        try:
+            self._opened = await self._open()
+        except BaseException:
+            self._begun = False
+            raise
         return self._opened
 
     async def __aenter__(self) -> T:
@@ -208,8 +214,7 @@ class Client:
             await self.bus.retain(topic, RUNS_KEY, msgpack.packb({**runs, source: run}))
 
     async def _runs(self, topic: str) -> dict[int, int]:
-        packed = await self.bus.retained(topic, RUNS_KEY)
-        return dict(msgpack.unpackb(packed, strict_map_key=False)) if packed else {}
+        return read_runs(topic, await self.bus.retained(topic, RUNS_KEY))
 
     async def current_run(self, url: str, group: str, *, side: Side | None = None) -> int:
         """The run that a failover group is in, for `Failover(run=...)`; 0 where nobody has said so."""
@@ -305,10 +310,10 @@ class Client:
                     f"pass side={other!r}"
                 )
             return given
-        found = Schema(text.decode())
+        found = read_schema(topic, text)
         if given is not None and given != found:
             raise SchemaDiffers(
-                f"the schema given is {given}, the topic {topic} has {found}; use that, or purge the topic",
+                f"the schema given is {given}, the topic {topic} has {found}; use that, or another window",
                 given=given.text,
                 retained=found.text,
             )
@@ -379,13 +384,10 @@ class Client:
         await asyncio.shield(self._closing)  # who is cancelled here stops waiting; the rest still goes on
 
     async def _close(self) -> None:
-        failures: list[Exception] = []
+        failures: list[BaseException] = []
         try:
-            for opened in list(self._open):
-                try:
-                    await opened.aclose()
-                except Exception as error:  # noqa: BLE001  # raised once everything is closed
-                    failures.append(error)
+            closings = [opened.aclose() for opened in self._open]
+            failures = [e for e in await asyncio.gather(*closings, return_exceptions=True) if e is not None]
         finally:
             self._stop.set()
             self._keeper.cancel()
