@@ -3,7 +3,7 @@
 A column that is empty is null; `""` is an empty text. A value in double quotes may hold delimiters, quotes (doubled,
 or behind a backslash) and ends of lines; a backslash in front of anything else is itself. Blanks behind a delimiter
 count for nothing. Lines end as they like. An update block is read as the update that it makes: its second row, the old
-one, is passed over.
+one, is passed over. A column that stands alone is written as `""` where it is null, for an empty line is no row.
 
 Reading goes by pieces: the standard library splits a piece into rows, the rows are turned into columns, and each column
 is converted and checked by a few C loops. Only where that fails, the piece is gone through again value by value, which
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from io import StringIO
-from itertools import compress, islice
+from itertools import islice
 from typing import Any, Literal
 
 from ..errors import ConfigError, SchemaError
@@ -30,12 +30,12 @@ from .values import (
     EMPTY,
     FLAG_LETTERS,
     FLAGS,
-    OLD,
     OPCODE_LETTERS,
     OPCODES,
     BadText,
     Batch,
     Dates,
+    Key,
     Pending,
     iso_moments,
     quoted_parser,
@@ -122,6 +122,7 @@ class CsvReader:
         self._fields = format.fields(schema)
         self._marks = (format.opcode is None) + (format.flags is None)
         self._key = next(i for i, field in enumerate(schema.fields) if field.key)
+        self._keys = [i for i, field in enumerate(self._fields) if field.key]
         dates = format.dates()
         self._parsers = [quoted_parser(field, dates) for field in self._fields]
         self._columns = [_column_parser(field, dates) for field in self._fields]
@@ -131,7 +132,7 @@ class CsvReader:
             field.type in (FieldType.STRING, FieldType.RSTRING) for field in self._fields
         )
         self._header = 1 if format.header == "names" else format.header
-        self._pending = Pending(block)
+        self._pending = Pending(schema, block)
         self._rest = bytearray()  # of the input, not read yet
         self._open = False  # it begins with a row that has a quote that is not closed
         self._quoted = False  # there came quotes behind it
@@ -319,11 +320,11 @@ class CsvReader:
         if self._format.keyless:
             values.insert(self._key, (None,) * len(rows))
         events: Iterable[tuple[Any, ...]] = zip(*values, strict=True)
-        if Opcode.UPDATEBLOCK in opcodes:
-            kept = bytes(map(self._pending.counts_as, opcodes))
-            events, flags = compress(events, kept), bytes(compress(flags, kept))
-            opcodes = kept.replace(bytes([OLD]), b"")
         pending = self._pending
+        if pending.awaits_old or Opcode.UPDATEBLOCK in opcodes:
+            for opcode, flag, event in zip(opcodes, flags, events, strict=True):
+                pending.add(opcode, flag, event)
+            return True
         pending.rows += events
         pending.opcodes += opcodes
         pending.flags += flags
@@ -349,20 +350,28 @@ class CsvReader:
 
     def _by_value(self, rows: list[tuple[list[str], int]]) -> Iterator[Batch]:
         for row, line in rows:
+            opcode: int = OPCODES.get(row[0].strip(), 0) if self._format.opcode is None else self._format.opcode
             try:
-                opcode, flags, values = self._row(row, line)
+                if not opcode:
+                    raise self._wrong_opcode(row, line)
+                flags, values = self._row(row, line)
             except BadText as e:
+                self._pending.pass_over(opcode, self._key_of(row))
                 yield from self._refuse(e)
                 continue
             self._pending.add(opcode, flags, values)
 
-    def _row(self, row: list[str], line: int) -> tuple[int, int, tuple[Any, ...]]:
-        opcode: int = Opcode.INSERT if self._format.opcode is None else self._format.opcode
+    def _key_of(self, row: list[str]) -> Key:
+        """As far as a bad row has one."""
+        if self._format.keyless:
+            return (None,)
+        try:
+            return tuple([self._parsers[i](row[self._marks + i]) for i in self._keys])
+        except (ValueError, IndexError):
+            return None
+
+    def _row(self, row: list[str], line: int) -> tuple[int, tuple[Any, ...]]:
         flags: int = 0 if self._format.flags is None else self._format.flags
-        if self._format.opcode is None:
-            if (text := row[0].strip()) not in OPCODES:
-                raise self._wrong_opcode(row, line)
-            opcode = self._pending.counts_as(OPCODES[text])
         if len(row) != self._marks + len(self._fields):
             raise _bad_line(
                 line, f"it has {len(row)} columns, not {self._marks + len(self._fields)} "
@@ -382,7 +391,7 @@ class CsvReader:
                 raise _bad_line(line, why, at + 1, field.name, field.type, row[at]) from None
         if self._format.keyless:
             values.insert(self._key, None)
-        return opcode, flags, tuple(values)
+        return flags, tuple(values)
 
     def _wrong_opcode(self, row: list[str], line: int) -> BadText:
         text = self._format.delimiter.join(row)
@@ -504,6 +513,8 @@ class CsvWriter:
             shows.insert(0, _letters(flags, FLAG_LETTERS, len(rows)))
         if self._format.opcode is None:
             shows.insert(0, _letters(opcode, OPCODE_LETTERS, len(rows)))
+        if len(shows) == 1:
+            shows = [[text or '""' for text in shows[0]]]  # a line with nothing in it is none
         first, self._first = self._first, ""
         lines = "\n".join(map(self._format.delimiter.join, zip(*shows, strict=True)))
         return f"{first}{self._each}{lines}\n".encode() if rows else first.encode()
@@ -514,7 +525,7 @@ def _letters(marks: int | bytes, table: Any, count: int) -> Texts:
 
 
 def _column_texts(field: Field, show: Callable[[Any], str], delimiter: str) -> Callable[[Sequence[Any]], Texts]:
-    special = re.compile(rf'[{re.escape(delimiter)}"\\\r\n]|^ |^$')
+    special = re.compile(rf'[{re.escape(delimiter)}"\\\r\n]|^ |^$|^\ufeff')  # the last would be a byte order mark
 
     def quoted(text: str) -> str:
         if not special.search(text):
@@ -536,7 +547,7 @@ def _column_texts(field: Field, show: Callable[[Any], str], delimiter: str) -> C
         joined = "".join(column)
         return by_value(column) if any(letter in joined for letter in letters) else column
 
-    letters = (delimiter, '"', "\\", "\r", "\n", " ")
+    letters = (delimiter, '"', "\\", "\r", "\n", " ", "\ufeff")
     quick = repr if field.type is FieldType.DOUBLE else str
     if field.type in (FieldType.STRING, FieldType.RSTRING):
         return strings

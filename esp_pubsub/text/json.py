@@ -32,6 +32,7 @@ from .values import (
     BadText,
     Batch,
     Dates,
+    Key,
     Pending,
     shown,
     value_parser,
@@ -70,7 +71,7 @@ class JsonReader:
         exact = any(field.type is FieldType.MONEY for field in schema.fields)
         self._json = json.JSONDecoder(parse_float=Decimal if exact else None)
         self._decode = getincrementaldecoder("utf-8-sig")().decode
-        self._pending = Pending(block)
+        self._pending = Pending(schema, block)
         self._text = ""  # of the input, not read yet
         self._tried = 0  # so much of it was not enough
         self._depth = 0
@@ -180,18 +181,29 @@ class JsonReader:
 
     def _event(self, event: Any, at: int) -> Iterator[Batch]:
         self._events += 1
+        word = event.get("@opcode", "insert") if isinstance(event, dict) else None
+        opcode: int = _WORDS.get(word.lower(), 0) if isinstance(word, str) else 0
         try:
-            self._pending.add(*self._converted(event, at))
+            if isinstance(event, dict) and not opcode:
+                raise self._bad(f"{shown(word)} is no opcode", at, "@opcode", value=word)
+            flags, values = self._converted(event, at)
         except BadText as e:
+            self._pending.pass_over(opcode, self._key_of(event))
             yield from self._refuse(e)
+        else:
+            self._pending.add(opcode, flags, values)
 
-    def _converted(self, event: Any, at: int) -> tuple[int, int, tuple[Any, ...]]:
+    def _key_of(self, event: Any) -> Key:
+        """As far as a bad event has one."""
+        try:
+            return tuple([parse(event[field.name]) for field, parse in self._parsers if field.key])
+        except (ValueError, OverflowError, LookupError, TypeError):
+            return None
+
+    def _converted(self, event: Any, at: int) -> tuple[int, tuple[Any, ...]]:
         if not isinstance(event, dict):
             raise self._bad(f"{shown(event)} is no event", at, value=event)
-        word, letters = event.get("@opcode", "insert"), event.get("@flags", "N")
-        if not isinstance(word, str) or word.lower() not in _WORDS:
-            raise self._bad(f"{shown(word)} is no opcode", at, "@opcode", value=word)
-        opcode = self._pending.counts_as(_WORDS[word.lower()])
+        letters = event.get("@flags", "N")
         if not isinstance(letters, str) or letters not in FLAGS:
             raise self._bad(f"{shown(letters)} is no flag", at, "@flags", value=letters)
         for name in event.keys() - self._names:
@@ -205,7 +217,7 @@ class JsonReader:
             except (ValueError, OverflowError) as e:
                 why = f"field {field.name!r} ({field.type}): {shown(value)} is not {e}"
                 raise self._bad(why, at, field.name, field.type, value) from None
-        return opcode, FLAGS[letters], tuple(values)
+        return FLAGS[letters], tuple(values)
 
     def _bad(
         self, why: str, at: int, field: str | None = None, type: FieldType | None = None, value: Any = None

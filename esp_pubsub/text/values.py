@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
@@ -14,14 +15,11 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigError, EspError
 from ..events import EventFlag, Opcode
-from ..schema import Field, FieldType
+from ..schema import Field, FieldType, Schema
 from ..wire.rows import money_text
 
 EMPTY = "\udc00"
 """Stands in CSV for a text that was given and is empty, where an empty one is null; no UTF-8 can hold it."""
-
-OLD = 0
-"""What the second row of an update block counts as: nothing."""
 
 TYPE_LIMITS = {
     FieldType.INT32: (-(1 << 31), (1 << 31) - 1),
@@ -29,6 +27,8 @@ TYPE_LIMITS = {
     FieldType.DATE: (-(1 << 63), (1 << 63) - 1),
     FieldType.STAMP: (-(1 << 63), (1 << 63) - 1),
 }
+Key = tuple[Any, ...] | None
+
 MAX_ITEMS = 1 << 16  # of an array, as the wire has it
 ARRAY_ITEMS = {
     FieldType.ARRAY_INT32: FieldType.INT32,
@@ -86,29 +86,41 @@ class Pending:
     was fed, so that every member of a failover group cuts the same ones.
     """
 
-    def __init__(self, block: int) -> None:
+    def __init__(self, schema: Schema, block: int) -> None:
         if block < 1:
             raise ConfigError(f"a block has at least one event, not {block}")
         self._block = block
+        self._keys = [i for i, field in enumerate(schema.fields) if field.key]
         self.rows: list[tuple[Any, ...]] = []
         self.opcodes = bytearray()
         self.flags = bytearray()
-
-        self._old_next = False
-
-    def counts_as(self, opcode: int) -> int:
-        """What is published for a row of this opcode: of an update block only the new row, as an update."""
-        if opcode != Opcode.UPDATEBLOCK:
-            return opcode
-        self._old_next = not self._old_next
-        return Opcode.UPDATE if self._old_next else OLD
+        self.awaits_old = False
+        """The row before was the new one of an update block."""
+        self._of: Key = None
+        self._sure = True
 
     def add(self, opcode: int, flags: int, row: tuple[Any, ...]) -> None:
-        """One more event."""
-        if opcode != OLD:
-            self.rows.append(row)
-            self.opcodes.append(opcode)
-            self.flags.append(flags)
+        """One more event. Of an update block only the new row counts, as an update."""
+        if self._is_old(opcode, tuple([row[i] for i in self._keys])):
+            return
+        self.rows.append(row)
+        self.opcodes.append(Opcode.UPDATE if opcode == Opcode.UPDATEBLOCK else opcode)
+        self.flags.append(flags)
+
+    def pass_over(self, opcode: int, key: Key) -> None:
+        """A bad row is one of a pair too. `opcode`: 0 if that is what is bad; `key`: None if it cannot be told."""
+        self._is_old(opcode, key)
+
+    def _is_old(self, opcode: int, key: Key) -> bool:
+        """The row behind a new one, whatever its opcode, unless it has another key: then its old one did not come.
+        Behind a row of no opcode, which may have been a new one, only one of an update block is taken for its old one.
+        """
+        due, self.awaits_old = self.awaits_old and (self._sure or opcode == Opcode.UPDATEBLOCK), False
+        if due and (self._of is None or key is None or key == self._of):
+            return True
+        if opcode == Opcode.UPDATEBLOCK or (opcode == 0 and key is not None):
+            self.awaits_old, self._of, self._sure = True, key, opcode != 0
+        return False
 
     def take(self, *, rest: bool = False) -> list[Batch]:
         """All that is full, with `rest` also what is not."""
@@ -162,7 +174,8 @@ class Dates:
         """Microseconds since 1970."""
         head, dot, tail = text.rpartition(".")
         if self._seconds_last and dot and len(tail) <= 6 and tail.isascii() and tail.isdecimal():
-            return self._cached(head) + int(tail.ljust(6, "0"))  # stamps come by the second: most are parsed already
+            with suppress(ValueError):  # then the point is one of the format's own
+                return self._cached(head) + int(tail.ljust(6, "0"))  # stamps come by the second: most are parsed
         return self._cached(text)
 
     def _parse(self, text: str) -> int:

@@ -87,6 +87,9 @@ BOTH_WAYS: list[tuple[str, dict[str, Any], str, str, list[tuple[Any, ...]]]] = [
         AT * SECOND + 1, AT * SECOND]),
     ("fraction in the middle", {"dateformat": "%H:%M:%S %d/%m/%Y"}, "stamp", "20:15:00.000001 18/11/2026\n",
         [AT * SECOND + 1]),
+    ("a point of its own", {"dateformat": "%Y%m%d.%H%M%S"}, "stamp", "20261118.201500\n20261118.201500.500000\n",
+        [AT * SECOND, AT * SECOND + 500_000]),
+    ("points in the hour", {"dateformat": "%Y-%m-%d %H.%M.%S"}, "date", "2026-11-18 20.15.00\n", [AT]),
     ("hours as glibc has them", {"dateformat": "%d%b%y:%k:%M:%S"}, "date", "18Nov26:20:15:00\n", [AT]),
     ("a delimiter in a date", {"dateformat": "%d,%m,%Y"}, "date", '"18,11,2026"\n', [1_794_960_000]),
 ]  # fmt: skip
@@ -252,6 +255,23 @@ def test_a_format_may_leave_out_opcode_flags_and_key() -> None:
     assert read(last, "x\n", keyless) == [Batch([("x", None)])]
     with pytest.raises(ConfigError, match="one key"):
         CsvReader(Schema("a*:int32,b*:int32"), keyless)
+
+
+@pytest.mark.parametrize("kind", ["int64", "string"])
+def test_a_lone_column_is_a_row_where_it_is_null_too(kind: str) -> None:
+    schema, keyless = Schema(f"id*:int64,v:{kind}"), fmt(**PLAIN, keyless=True)
+    written = CsvWriter(schema, keyless).write([(1, None), (2, None)])
+    assert written == b'""\n""\n'
+    assert [row for batch in read(schema, written, keyless) for row in batch.rows] == [
+        (None, "" if kind == "string" else None)
+    ] * 2
+
+
+def test_a_text_is_not_taken_for_a_byte_order_mark() -> None:
+    schema = Schema("id*:string")
+    rows = [("\ufeffa",), ("\ufeff",), ("b\ufeff",)]
+    written = CsvWriter(schema, fmt(**PLAIN)).write(rows)
+    assert read(schema, written, fmt(**PLAIN)) == [Batch(rows)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 256])
