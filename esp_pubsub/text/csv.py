@@ -356,8 +356,7 @@ class CsvReader:
                     raise self._wrong_opcode(row, line)
                 flags, values = self._row(row, line)
             except BadText as e:
-                self._pending.pass_over(opcode, self._key_of(row))
-                yield from self._refuse(e)
+                yield from self._refuse(e, opcode, self._key_of(row))
                 continue
             self._pending.add(opcode, flags, values)
 
@@ -403,7 +402,8 @@ class CsvReader:
             return _bad_line(line, why, column=1, field="opcode", value=row[0])
         return _bad_line(line, f"the schema that stands here is {other}, not {self._schema}", value=text)
 
-    def _refuse(self, error: BadText) -> Iterator[Batch]:
+    def _refuse(self, error: BadText, opcode: int = 0, key: Key = None) -> Iterator[Batch]:
+        self._pending.pass_over(opcode, key)
         if self._on_bad is None:
             self._ended = error
             yield from self._pending.take(rest=True)

@@ -59,3 +59,10 @@ def test_new_rows_are_never_taken_for_old_ones(read: Any, rows: str, expected: s
         got += [(Opcode(each).name[0] + str(row[0]), row[1]) for each, row in zip(opcodes, values, strict=True)]
     assert " ".join(mark for mark, _ in got) == expected
     assert "old" not in [symbol for _, symbol in got]
+
+
+def test_a_line_that_is_no_row_may_be_the_old_one() -> None:
+    reader = CsvReader(TRADE, on_bad=lambda bad: None)
+    lines = 'UB,N,1,new,\nUB,N,1,"o"ld,\nUB,N,1,newer,\nUB,N,1,old,\n'
+    batches = [*reader.feed(lines.encode()), *reader.close()]
+    assert [row[1] for batch in batches for row in batch.rows] == ["new", "newer"]
