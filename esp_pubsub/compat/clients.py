@@ -20,7 +20,7 @@ from .. import lib
 from .._portal import Portal
 from ..address import Address
 from ..client import Client, log_notice
-from ..errors import Closed, ConfigError, EspError, SchemaDiffers, WrongOrder
+from ..errors import BusUnavailable, Closed, ConfigError, EspError, SchemaDiffers, WrongOrder
 from ..events import Block, Opcode
 from ..notices import Failure, Notice
 from ..publisher import Publisher, PublisherOptions
@@ -268,12 +268,15 @@ class SubscriberClient(Started):
                         break
                     self._hand_over(block)
                     if self._subscriber.group is not None:
-                        call(self._subscriber.confirm, block)
-            call(self._subscriber.aclose)
+                        with suppress(BusUnavailable):  # the next ones confirm this one too
+                            call(self._subscriber.confirm, block)
         except EspError as error:
             if not self.stopped:
                 log.error("%s: %s", self.url, error)
                 self.fail(Failures.pubsubFail_APIFAIL, Codes.pubsubCode_READEVENTS)
+        finally:
+            with suppress(EspError):
+                call(self._subscriber.aclose)
 
     async def _next(self) -> list[Block]:
         """The next blocks; none once it was stopped."""

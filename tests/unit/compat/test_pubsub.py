@@ -120,6 +120,39 @@ def test_shutdown_lets_callbacks_publish_what_came_before_publishers_end(library
     assert results == [1] * 5
 
 
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(esp.BusUnavailable("the link is down"), [1, 2, 3]), (esp.Closed("by a test"), [1])],
+    ids=["the link is lost", "it fails for good"],
+)
+def test_a_confirmation_that_fails_ends_a_subscriber_only_if_it_fails_for_good(
+    error: esp.EspError, expected: list[int], library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, failures = Heard(len(expected)), Heard(1)
+    group = p._library.portal.call(p._library.client)  # type: ignore[union-attr]
+    monkeypatch.setattr(group, "_group", "readers")  # as a cfg file says
+    subscriber = p.SubscriberStart(
+        READ, lambda events, *_: heard.add(m.EventBlockGetMsgId(events)), lambda *why: failures.add(why[:2]), None
+    )
+    assert p.Connect(subscriber) == 1
+    confirm, errors = subscriber._subscriber.confirm, [error]
+
+    async def failing(given: Any) -> None:
+        if errors:
+            raise errors.pop()
+        await confirm(given)
+
+    monkeypatch.setattr(subscriber._subscriber, "confirm", failing)
+    publisher = connected()
+    assert [p.PublisherInject(publisher, block(n)) for n in (1, 2, 3)] == [1, 1, 1]
+    assert heard.wait() == expected
+    if len(expected) == 1:
+        assert failures.wait() == [(p.pubsubFail_APIFAIL, p.pubsubCode_READEVENTS)]
+        subscriber._thread.join(5)
+        assert subscriber._subscriber._closed, "or it would keep its group's place"
+    assert p.Shutdown() == 1
+
+
 def test_a_callback_that_raises_is_logged_and_the_next_block_comes(
     library: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
