@@ -55,16 +55,16 @@ def context(kafka: Kafka) -> conformance.Context:
 
     return conformance.Context(
         open_bus=lambda: open_kafka(kafka, timeout=2.0),
-        open_hasty_bus=lambda: open_kafka(kafka, lease=1.0, session=1.0),
+        open_hasty_bus=lambda: open_kafka(kafka, lease=3.0, session=3.0),
         fail_in_the_middle=fail_in_the_middle,
         cut=cut,
         trim=trim,
-        patience=10.0,
-        quiet=0.2,
+        patience=20.0,
+        quiet=0.5,
     )
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 @every_check
 async def test_kafka(name: str, kafka: Kafka) -> None:
     try:

@@ -118,14 +118,15 @@ async def member(kafka: Kafka, url: str, group: str = "feed", **failover: Any) -
 async def test_an_active_process_is_killed_and_the_subscriber_sees_the_whole_sequence(
     kafka: Kafka, url: str, election: str
 ) -> None:
-    job = (kafka.bootstrap, url, election, 2_000)
+    job = (kafka.bootstrap, url, election, 6_000)
     async with reading(kafka, url) as reader, process(*job) as first:
         await first.says("active")
         async with process(*job) as second:
+            await second.says("candidate", 30)  # it is there, and has caught up
             await reader.to(300)
             first.process.kill()
             await second.says("active", TAKEOVER)
-            await reader.to(2_000)
+            await reader.to(6_000, seconds=60)
         await reader.nothing_more()
 
 
