@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -18,11 +19,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.conn import create_conn
+from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.errors import (
     AuthenticationFailedError,
     ClusterAuthorizationFailedError,
-    ConsumerStoppedError,
     GroupAuthorizationFailedError,
     IllegalSaslStateError,
     InvalidReplicationFactorError,
@@ -35,12 +35,15 @@ from aiokafka.errors import (
     SaslAuthenticationFailed,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
     UnsupportedSaslMechanismError,
     UnsupportedVersionError,
     for_code,
 )
+from aiokafka.protocol.commit import OffsetFetchRequest
+from aiokafka.protocol.coordination import FindCoordinatorRequest
 
-from esp_pubsub.errors import BusRefused, BusUnavailable
+from esp_pubsub.errors import BusRefused, BusUnavailable, EspError
 
 from .options import Settings
 from .topic_id import TopicId
@@ -67,12 +70,17 @@ _log = logging.getLogger("esp_pubsub.kafka")
 
 @contextmanager
 def words(what: str) -> Iterator[None]:
-    """Say the client's errors in ours: BusRefused where the broker answered no, BusUnavailable for all the rest."""
+    """Say the client's errors in ours: BusRefused where the broker answered no, BusUnavailable for all the rest.
+
+    All the rest: from inside the client comes whatever Python raises, and none of it is to end more than a connection.
+    """
     try:
         yield
+    except EspError:
+        raise
     except _REFUSED as e:
         raise BusRefused(f"{what}: the broker refused ({type(e).__name__}: {e})") from e
-    except (KafkaError, ConsumerStoppedError, OSError) as e:  # a TimeoutError is an OSError
+    except Exception as e:
         raise BusUnavailable(f"{what}: {type(e).__name__}: {e}") from e
 
 
@@ -107,6 +115,7 @@ class Link:
             self._common["sasl_oauth_token_provider"] = _Token(settings.options.tokenfile)
         self._admin: AIOKafkaAdminClient | None = None
         self._asker: AIOKafkaConsumer | None = None
+        self._answered = -1  # the broker that answered last
         self._starting = asyncio.Lock()
         self._stopping: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -138,18 +147,21 @@ class Link:
     async def started(self, client: Any, what: str) -> AsyncIterator[None]:
         """Start a client; stop it again if that fails or the body does.
 
-        A start that is cancelled leaves sockets behind, so it never is: who is cancelled here leaves it to itself, and
-        does not wait for its end.
+        A start that is cancelled leaves sockets behind. So who is cancelled here leaves it to itself, and does not wait
+        for its end; only one that has no end is cancelled: an idempotent producer waits as long as the broker does.
         """
         starting = asyncio.ensure_future(client.start())
+        hosts = self.settings.options.hostport.count(",") + 1
         try:
             with words(what):
-                await asyncio.shield(starting)
+                async with asyncio.timeout((hosts + 2) * self.timeout):
+                    await asyncio.shield(starting)
             yield
         except asyncio.CancelledError:
             self._begin_to_stop(client, starting)
             raise
         except BaseException:
+            starting.cancel()  # if it is not done by now
             await asyncio.shield(self._begin_to_stop(client, starting))
             raise
 
@@ -167,6 +179,8 @@ class Link:
         try:
             async with asyncio.timeout(3 * self.timeout + 1):
                 if starting is not None:
+                    await asyncio.wait([starting], timeout=2 * self.timeout)
+                    starting.cancel()
                     await asyncio.wait([starting])
                     _ = starting.cancelled() or starting.exception()  # taken, though nobody asked
                 await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
@@ -187,12 +201,12 @@ class Link:
             raise
 
     async def _find_reason(self) -> None:
-        host, _, port = self.settings.options.hostport.split(",")[0].rpartition(":")
+        (host, port, _), *_ = collect_hosts(self.settings.options.hostport, randomize=False)
         common = {
             key: value for key, value in self._common.items() if key not in ("bootstrap_servers", "retry_backoff_ms")
         }
-        with words(f"Kafka at {host}:{port}"):
-            connection = await create_conn(host, int(port), **common)
+        with words(f"Kafka at {self.settings.options.hostport.split(',')[0]}"):
+            connection = await create_conn(host, port, **common)
             connection.close()
 
     async def _asking(self) -> tuple[AIOKafkaAdminClient, AIOKafkaConsumer]:
@@ -246,12 +260,31 @@ class Link:
                 raise for_code(error)(message)
             return int(entries[0][1])
 
+    async def _ask(self, request: Any) -> Any:
+        """What a broker says: the one that answered last, or, if it does not in its part of the time, another one."""
+        _, asker = await self._asking()
+        client = asker._client  # noqa: SLF001  # the producer's is public, a consumer's not; both send the same
+        nodes = [broker.nodeId for broker in client.cluster.brokers()]
+        nodes.sort(key=lambda node: (node != self._answered, random.random()))
+        trouble: Exception = NodeNotReadyError("no broker is known")
+        for node in nodes:
+            try:
+                async with asyncio.timeout(self.timeout / len(nodes)):
+                    answer = await client.send(node, request)
+            except (KafkaError, OSError) as error:
+                trouble = error
+            else:
+                self._answered = node
+                return answer
+        raise trouble
+
     async def partitions(self, topic: str) -> int:
-        """How many partitions a topic has, 0 if it is not there."""
-        admin, _ = await self._asking()
+        """How many partitions a topic has. BusUnavailable if the broker that is asked knows of none."""
         with words(f"asking for {topic}"):
-            (found,) = await admin.describe_topics([topic])
-        return len(found["partitions"])
+            error, *_, partitions, _, _ = (await self._ask(TopicId(topic))).topics[0]
+            if error:
+                raise for_code(error)(topic)
+        return len(partitions)
 
     async def create(self, topic: str, partitions: int, replication: int, configs: Mapping[str, str]) -> None:
         """Make a topic, unless somebody else has by now."""
@@ -259,7 +292,10 @@ class Link:
         with words(f"making the topic {topic}"):
             # without a number of copies the client wants to be told which brokers hold them: none in particular
             new = NewTopic(topic, partitions, replication or _AS_SET, None if replication else {}, dict(configs))
-            answer = await admin.create_topics([new])
+            try:
+                answer = await admin.create_topics([new])
+            except AttributeError:  # of the controller that nobody knows yet
+                raise NodeNotReadyError("no controller is known") from None
             _, error, *rest = answer.topic_errors[0]
             if error not in (0, TopicAlreadyExistsError.errno):
                 raise for_code(error)(rest[0] if rest else "")
@@ -272,12 +308,10 @@ class Link:
 
     async def topic_id(self, topic: str) -> bytes | None:
         """What tells a topic from one made anew under its name; None while there is none."""
-        _, asker = await self._asking()
-        client = asker._client  # noqa: SLF001  # the producer's is public, a consumer's not; both send the same
         with words(f"asking for the id of {topic}"):
-            async with asyncio.timeout(self.timeout):
-                answer = await client.send(client.get_random_node(), TopicId(topic))
-        error, _, found = answer.topics[0][:3]
+            error, _, found = (await self._ask(TopicId(topic))).topics[0][:3]
+            if error not in (0, UnknownTopicOrPartitionError.errno):
+                raise for_code(error)(topic)
         return None if error else bytes(found)
 
     async def bounds(self, at: TopicPartition) -> tuple[int, int]:
@@ -298,10 +332,19 @@ class Link:
 
     async def committed(self, group: str, at: TopicPartition) -> tuple[int, str] | None:
         """What a group stored: the position to go on with, and the text that was stored with it."""
-        admin, _ = await self._asking()
+        _, asker = await self._asking()
         with words(f"asking for the position of group {group}"):
-            found = (await admin.list_consumer_group_offsets(group, partitions=[at])).get(at)
-        return None if found is None or found.offset < 0 else (int(found.offset), found.metadata or "")
+            coordinator = await self._ask(FindCoordinatorRequest(group, 0))
+            if coordinator.error_code:
+                raise for_code(coordinator.error_code)(group)
+            # the client's own way takes a coordinator that is just loading for one that has nothing stored
+            question = OffsetFetchRequest(group, [(at.topic, [at.partition])])
+            async with asyncio.timeout(self.timeout):
+                answer = await asker._client.send(coordinator.coordinator_id, question)  # noqa: SLF001
+            ((_, ((_, offset, text, error),)),) = answer.topics or ((at.topic, ((at.partition, -1, "", 0),)),)
+            if answer.error_code or error:
+                raise for_code(answer.error_code or error)(group)
+        return None if offset < 0 else (int(offset), text or "")
 
     async def delete_before(self, at: TopicPartition, position: int) -> None:
         """Let go of everything in front of a position."""
@@ -327,7 +370,8 @@ def security(settings: Settings) -> ssl.SSLContext | None:
         return None
     context = ssl.create_default_context(cafile=settings.ca)
     if settings.certificate:
-        context.load_cert_chain(settings.certificate, settings.key, settings.key_password)
+        # without a password it would be asked for at the terminal
+        context.load_cert_chain(settings.certificate, settings.key, settings.key_password or "")
     context.check_hostname = settings.verify and settings.verify_name
     if not settings.verify:
         context.verify_mode = ssl.CERT_NONE

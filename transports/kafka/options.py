@@ -59,7 +59,10 @@ class KafkaOptions:
                 "failover rests on it",
                 key="partition",
             )
-        if not all(re.fullmatch(r"\S+:[0-9]+", each) for each in self.hostport.split(",")):
+        if not all(
+            (found := re.fullmatch(r"\S+:([0-9]{1,5})", each)) and 0 < int(found[1]) < 1 << 16
+            for each in self.hostport.split(",")
+        ):
             raise ConfigError(f"hostport is host:port, several with commas, not {self.hostport!r}", key="hostport")
         if self.timeout < 0.1 or self.session < 0.3 or self.lease < 0.3:
             raise ConfigError("timeout is at least 100ms, session and lease are at least 300ms")

@@ -2,8 +2,8 @@
 
 A few kilobytes can unpack to gigabytes, and whoever may write to a topic could so end every reader. So the client's
 decoders are replaced by ones that stop at LIMIT, and its loop over batches by one that passes over a batch that cannot
-be unpacked, or read (a header's name that is no UTF-8): in its place stands one message that says so, which no reader takes for a frame. Both change nothing for
-other users of the client in this process: they count only inside `bounded`.
+be unpacked, or read (a header's name that is no UTF-8): in its place stands one message that says so, which no reader
+takes for a frame. Both change nothing for other users of the client in this process: they count only inside `bounded`.
 """
 
 from __future__ import annotations
