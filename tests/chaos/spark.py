@@ -237,6 +237,6 @@ async def read(job: DriverJob, last: int, notices: list[Notice]) -> list[tuple[A
     ):
         with suppress(TimeoutError):
             while True:
-                async with asyncio.timeout(0.5 if rows and rows[-1][0] == last else 10.0):
+                async with asyncio.timeout(0.5 if rows and rows[-1][0] == last else 60.0):
                     rows += (await anext(subscriber)).rows()
     return rows

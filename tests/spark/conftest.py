@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 
 import esp_pubsub as esp
 from esp_pubsub.spark_bridge.connection import close_all
+from tests.support.install import Missing, java
 from tests.support.spark import session
 
-TIMEOUT = 240.0  # Java may have to be installed
 PATIENCE = 90.0  # the first batch of a query takes 5 s, on a machine that does nothing else
+TIMEOUT = 6 * PATIENCE  # as often as one test may wait, with the start of a JVM
 ROOT = Path(__file__).parents[2]
 _FAST = {
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -29,6 +31,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(TIMEOUT))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.config.option.collectonly and any(
+        Path(__file__).parent in item.path.parents for item in session.items
+    ):
+        with suppress(Missing):  # which the test that wants it will say
+            java()  # may have to be installed, which is no test's time
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)  # inside of the guard's

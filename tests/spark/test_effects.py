@@ -153,7 +153,7 @@ def test_a_batch_that_does_not_fit_leaves_nothing_behind(window: Window, databas
             ledger=lambda: Ledger(sqlite3.connect(database)), **{"bus.dir": window.options["bus.dir"]},
         )  # fmt: skip
 
-    with pytest.raises(StreamingQueryException, match="does not fit the schema"):
+    with pytest.raises(StreamingQueryException, match="column 'name': Failed to parse"):
         window.finish(window.stream(), republish)
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT * FROM esp_batches").fetchall() == []

@@ -89,7 +89,8 @@ def test_doubles_of_a_failover_and_foreign_messages_are_not_seen(window: Window)
             await feed.aclose()
 
     window.write(*window.run(again)[1:])  # what a member sends that takes over from itself
-    window.publish(1, 2, 3, 4, failover=group)  # another member, with the same input from its start
+    elected = esp.PublisherOptions(close_timeout=60.0)  # it sends when the one before is known to be gone
+    window.publish(1, 2, 3, 4, failover=group, options=elected)  # another member, with the same input from its start
     window.finish(window.stream(columns="id"))
     assert window.ids == [1, 2, 3, 4]
     assert [row.id for row in window.read().collect()] == [100, 200, 300, 400]
