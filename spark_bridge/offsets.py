@@ -4,16 +4,17 @@ Executors keep nothing, so the accept rule runs where batches are planned, and w
 
     position   the first message that was not looked at
     sources    what the accept rule knows there, so that planning can go on from an offset alone
-    passed     which messages since the offset before are not delivered: doubles, beats, foreign ones
+    begun      where the batch that ends there began: Spark asks anew where a query begins, and retention moves
+    passed     which messages of that batch are not delivered: doubles, beats, foreign ones
 
-A batch between two offsets is therefore fixed by the two of them, whoever reads it, however often. The counts only
-grow; the difference of two offsets is what a batch did.
+A batch is therefore fixed by the offset at its end, whoever reads it, however often. The counts only grow; the
+difference of two offsets is what a batch did.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from esp_pubsub.errors import EspError
@@ -35,19 +36,25 @@ class Mark:
     incarnation: int | None
     from_start: bool = True
     sources: Known = field(default_factory=dict)
+    begun: int | None = None
+    """Where the batch that ends here began; None if it has nothing of this topic."""
     passed: tuple[tuple[int, int], ...] = ()
     """Ranges of positions, the end not included."""
     counts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
 
-    def ranges(self, start: Mark) -> Iterator[tuple[int, int]]:
-        """What is delivered between an earlier mark and this one."""
-        at = start.position
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """What is delivered in the batch that ends here."""
+        at = self.position if self.begun is None else self.begun
         for first, end in self.passed:
             if at < first:
                 yield at, first
             at = end
         if at < self.position:
             yield at, self.position
+
+    def still(self) -> Mark:
+        """The same place at the end of a batch that has nothing of this topic."""
+        return self if self.begun is None else replace(self, begun=None, passed=())
 
     def to_json(self) -> dict[str, Any]:
         """Numbers and texts only; those of 64 bits as texts, because not every reader has such numbers."""
@@ -56,6 +63,7 @@ class Mark:
             "incarnation": None if self.incarnation is None else f"{self.incarnation:016x}",
             "fromStart": self.from_start,
             "sources": {f"{n:016x}": [str(run), str(last), chain] for n, (run, last, chain) in self.sources.items()},
+            "begun": None if self.begun is None else str(self.begun),
             "passed": [[str(first), str(end)] for first, end in self.passed],
             **self.counts,
         }
@@ -63,12 +71,13 @@ class Mark:
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Mark:
         """The other way. KeyError, TypeError or ValueError for what is none."""
-        mark = found["incarnation"]
+        mark, begun = found["incarnation"], found["begun"]
         return cls(
             int(found["position"]),
             None if mark is None else int(mark, 16),
             bool(found["fromStart"]),
             {int(n, 16): (int(run), int(last), chain) for n, (run, last, chain) in found["sources"].items()},
+            None if begun is None else int(begun),
             tuple((int(first), int(end)) for first, end in found["passed"]),
             {name: int(found[name]) for name in COUNTS},
         )

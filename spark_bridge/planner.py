@@ -26,7 +26,7 @@ from .scan import Scan
 T = TypeVar("T")
 _READ = 1_000, 4 << 20
 _PAUSE, _PAUSE_MOST = 0.1, 5.0
-_LOOK = 2.0  # seconds that a query's first call looks at what was there before
+_LOOK = 2.0  # seconds in which what is there has usually come
 _log = logging.getLogger("esp_pubsub.spark")
 
 
@@ -41,6 +41,8 @@ class Planner:
         self._news: News
         self._first = 0
         self._target: dict[str, int] | None = None
+        self._given: Offset = {}
+        self._feeds: dict[str, Feed] = {}
         with ExitStack() as stack:
             self._connection = stack.enter_context(connected(options))
             self._bus: Bus = self._connection.bus
@@ -61,7 +63,9 @@ class Planner:
 
     def first(self) -> dict[str, Mark]:
         """Where a query without a checkpoint begins."""
-        return self._ask(self._marks, self._options.start)
+        found = self._ask(self._marks, self._options.start)
+        self._given = found
+        return found
 
     def freeze(self) -> None:
         """From now on nothing counts that stands behind the option `end`: what is published later, usually."""
@@ -81,46 +85,108 @@ class Planner:
                     raise OffsetRefused(f"{topic} holds positions {bounds.first} to {bounds.end}, and not {start}")
                 position = start
             elif isinstance(start, datetime) and bounds.end > bounds.first:
-                with suppress(TimeoutError):  # nothing is that late
-                    async with asyncio.timeout(_LOOK):
-                        read = await feed.read(1, 1)
-                    position = next((each.position for each in read if isinstance(each, Message)), position)
+                position = await self._since(topic, feed, bounds.end)
         finally:
             await feed.aclose()
         return Mark(position, bounds.incarnation, from_start=start in ("earliest", 0))
+
+    async def _since(self, topic: str, feed: Feed, end: int) -> int:
+        """Where a feed that was opened by time begins. It waits where nothing is that late, and it may be slow: it is
+        believed to wait when another one, asked later, has shown the topic's last message.
+        """
+        asked = [asyncio.create_task(_first(feed))]
+        witness: Feed | None = None
+        try:
+            await asyncio.wait(asked, timeout=self._look)
+            if not asked[0].done():
+                witness = await self._bus.feed(topic, end - 1, None)
+                asked.append(asyncio.create_task(_first(witness)))
+                await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            if asked[0].done():
+                return asked[0].result()
+            asked[1].result()
+            return end
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.wait(asked)
+            if witness is not None:
+                await witness.aclose()
+
+    @property
+    def _look(self) -> float:
+        return min(_LOOK, self._options.timeout / 2)
 
     # what comes next
 
     def next(self, start: Offset, most_rows: int | None) -> dict[str, Mark]:
         """The offset behind the next batch; `start` if there is nothing for one. Answers from memory, but for a query's
-        first call, and where a frozen target is not reached yet.
+        first call, and where there is a target: then it waits until the batch is as large as it may be, or the target
+        is reached, however long the bus is away.
         """
-        return self._ask(self._next, start, most_rows)
+        while (found := self._ask(self._next, start, most_rows)) is None:
+            pass
+        return found
 
-    async def _next(self, start: Offset, most_rows: int | None) -> dict[str, Mark]:
+    async def _next(self, start: Offset, most_rows: int | None) -> dict[str, Mark] | None:
         if {topic: scan.mark.position for topic, scan in self._scans.items()} != {
             topic: mark.position for topic, mark in start.items()
         }:
             await self._begin(start)
-        while True:
-            if self._failure is not None:
-                raise self._failure
-            found = self._cut(most_rows)
-            if found != start or self._target is None or self._reached(self._target):
-                return found
-            await self._news.wait()
+        if self._target is not None and not await self._gathered(self._target, most_rows):
+            return None
+        if self._failure is not None:
+            raise self._failure
+        return self._cut(most_rows)
+
+    async def _gathered(self, target: dict[str, int], most_rows: int | None) -> bool:
+        """Wait for what the next batch is to hold; False if it is not there when half of our time is over."""
+
+        def lacking() -> list[str]:
+            return [
+                topic
+                for topic, scan in self._scans.items()
+                if not (scan.head >= target[topic] or scan.full or (most_rows and scan.rows_ahead >= most_rows))
+            ]
+
+        before = {topic: (scan.head, self._feeds.get(topic)) for topic, scan in self._scans.items()}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._options.timeout / 2):
+                while self._failure is None and lacking():
+                    await self._news.wait()
+                return True
+        for topic in lacking():
+            head, feed = before[topic]
+            if feed is not None and (self._scans[topic].head, self._feeds.get(topic)) == (head, feed):
+                await self._give_up(topic, feed, target)
+        return False
+
+    async def _give_up(self, topic: str, feed: Feed, target: dict[str, int]) -> None:
+        """The bus is there and nothing came: what stands in front of the target is not for readers, as the marks that
+        transactions of others leave on Kafka.
+        """
+        with suppress(TimeoutError, BusUnavailable):  # the bus is not there
+            async with asyncio.timeout(self._options.timeout / 4):
+                await feed.bounds()
+            head, seconds = self._scans[topic].head, self._options.timeout / 2
+            said = "%s: nothing came from position %s on for %g s, so what was to be read up to %s is taken as read"
+            _log.warning(said, topic, head, seconds, target[topic])
+            target[topic] = head
 
     def _cut(self, most_rows: int | None) -> dict[str, Mark]:
         topics = list(self._scans)
         self._first = (self._first + 1) % len(topics)  # each is first in its turn
-        left = most_rows
+        left, before = most_rows, {topic: scan.mark for topic, scan in self._scans.items()}
         for topic in topics[self._first :] + topics[: self._first]:
             scan = self._scans[topic]
-            before = scan.mark.counts["rows"]
             if left is None or left == most_rows or scan.next_rows <= left:
                 scan.advance(left, (self._target or {}).get(topic))
             if left is not None:
-                left = max(0, left - (scan.mark.counts["rows"] - before))
+                left = max(0, left - (scan.mark.counts["rows"] - before[topic].counts["rows"]))
+        if any(scan.mark is not before[topic] for topic, scan in self._scans.items()):
+            for topic, scan in self._scans.items():
+                if scan.mark is before[topic]:
+                    scan.mark = scan.mark.still()
         self._news.tell()
         return {topic: scan.mark for topic, scan in self._scans.items()}
 
@@ -136,15 +202,23 @@ class Planner:
     # reading ahead
 
     async def _begin(self, start: Offset) -> None:
-        """Read from this offset on. Returns when what was there was looked at, as far as that goes quickly."""
+        """Read from this offset on. Without a target it returns when what was there was looked at, as far as that goes
+        quickly.
+        """
         await self._stop()
         self._news = News()
         self._failure = None
-        ends = {topic: mark.position for topic, mark in (await self._marks("latest")).items()}
-        self._scans = {topic: Scan(topic, mark, len(start)) for topic, mark in start.items()}
+        anywhere = self._options.start == "earliest" or isinstance(self._options.start, datetime)
+        self._scans = {
+            topic: Scan(topic, mark, len(start), fresh=anywhere and mark == self._given.get(topic))
+            for topic, mark in start.items()
+        }
         self._work = asyncio.create_task(self._read_all(), name="esp spark planner")
-        with suppress(TimeoutError):
-            async with asyncio.timeout(min(_LOOK, self._options.timeout / 2)):
+        if self._target is not None:
+            return
+        with suppress(TimeoutError, BusUnavailable):
+            async with asyncio.timeout(self._look):
+                ends = {topic: mark.position for topic, mark in (await self._marks("latest")).items()}
                 while not (self._failure or self._reached(ends) or any(scan.full for scan in self._scans.values())):
                     await self._news.wait()
 
@@ -164,12 +238,14 @@ class Planner:
             self._news.tell()
 
     async def _read(self, scan: Scan) -> None:
-        if not scan.mark.from_start and self._bus.capabilities.retained:
-            runs = await self._bus.retained(scan.topic, RUNS_KEY)
-            scan.accept.joined_at_run = dict(msgpack.unpackb(runs, strict_map_key=False)) if runs else {}
+        joins = not scan.mark.from_start and self._bus.capabilities.retained
         pause, head = _PAUSE, scan.head
         while True:
             try:
+                if joins:
+                    runs = await self._bus.retained(scan.topic, RUNS_KEY)
+                    scan.accept.joined_at_run = dict(msgpack.unpackb(runs, strict_map_key=False)) if runs else {}
+                    joins = False
                 await self._read_feed(scan)
             except BusUnavailable as error:
                 pause = min(_PAUSE_MOST, 2 * pause) if scan.head == head else _PAUSE
@@ -179,6 +255,7 @@ class Planner:
 
     async def _read_feed(self, scan: Scan) -> None:
         feed = await open_at(self._bus, scan.topic, scan.mark.incarnation, scan.head)
+        self._feeds[scan.topic] = feed
         try:
             while True:
                 while scan.full:
@@ -186,6 +263,7 @@ class Planner:
                 scan.take(await feed.read(*_READ))
                 self._news.tell()
         finally:
+            del self._feeds[scan.topic]
             await feed.aclose()
 
     def confirm(self, name: str, end: Offset) -> None:
@@ -199,6 +277,14 @@ class Planner:
         for topic, mark in end.items():
             value: bytes = msgpack.packb(to_json({topic: mark}))
             await self._bus.retain(topic, f"spark/{name}", value)
+
+
+async def _first(feed: Feed) -> int:
+    """The position of the first message that a feed reads, behind what may be missing in front of it."""
+    while True:
+        for each in await feed.read(1, 1):
+            if isinstance(each, Message):
+                return int(each.position)
 
 
 async def open_at(bus: Bus, topic: str, incarnation: int | None, position: int) -> Feed:

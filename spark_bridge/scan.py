@@ -20,7 +20,7 @@ from .offsets import COUNTS, Mark, OffsetRefused
 
 BLOCKS_AHEAD, ROWS_AHEAD = 100_000, 8_000_000
 PASSED_MOST = 1_000  # ranges in one offset; a batch ends there
-SOURCES_MOST = 2_000  # in one offset; the one not seen for longest goes
+SOURCES_MOST = 1_000  # in one offset; the one not seen for longest goes
 _log = logging.getLogger("esp_pubsub.spark")
 
 
@@ -42,8 +42,8 @@ class _Stretch:
 class Scan:
     """One topic, from a mark on."""
 
-    def __init__(self, topic: str, mark: Mark, topics: int = 1) -> None:
-        """`topics`: how many share what may be ahead."""
+    def __init__(self, topic: str, mark: Mark, topics: int = 1, *, fresh: bool = False) -> None:
+        """`topics`: how many share what may be ahead. `fresh`: the query begins here, with the first that there is."""
         self.topic = topic
         self._blocks_ahead, self._rows_ahead = BLOCKS_AHEAD // topics, ROWS_AHEAD // topics
         self.mark = mark
@@ -56,11 +56,18 @@ class Scan:
         self._ahead: deque[_Stretch] = deque()  # each ends with a block
         self._rows = 0
         self._open = _Stretch(mark.position, mark.position)  # behind the last block
+        self._fresh = fresh
+        self._begin = mark.position  # of the next batch
 
     @property
     def full(self) -> bool:
         """Enough is ahead."""
         return len(self._ahead) >= self._blocks_ahead or self._rows >= self._rows_ahead
+
+    @property
+    def rows_ahead(self) -> int:
+        """Rows of all blocks that were found and not given to a batch."""
+        return self._rows
 
     @property
     def next_rows(self) -> int:
@@ -71,9 +78,16 @@ class Scan:
         """What was read from `head` on. OffsetRefused where the topic's continuity ended."""
         plain: list[Message] = []
         for each in messages:
-            if isinstance(each, Break):
+            if isinstance(each, Message):
+                plain.append(each)
+            elif each.incarnation or plain or not self._fresh:
                 raise refused(self.topic, each, self.head)
-            plain.append(each)
+            else:
+                said = "%s: what stood from %s on was removed before the query began (%s)"
+                _log.warning(said, self.topic, self.head, each.reason)
+        if plain and self._fresh:
+            self._fresh, self._begin = False, plain[0].position
+            self._open = _Stretch(self._begin, self._begin)
         for outcome in self.accept.receive_all(plain):
             self._note(outcome)
         if plain:
@@ -137,9 +151,10 @@ class Scan:
         if position > self.mark.position:
             self._rows -= rows
             self.mark = replace(
-                self.mark, position=position, from_start=from_start, sources=sources, passed=tuple(passed),
-                counts={name: counts[name] for name in COUNTS},
+                self.mark, position=position, from_start=from_start, sources=sources, begun=self._begin,
+                passed=tuple(passed), counts={name: counts[name] for name in COUNTS},
             )  # fmt: skip
+            self._begin = position
         return self.mark
 
 

@@ -26,7 +26,7 @@ from esp_pubsub.schema import Schema
 from esp_pubsub.wire.frame import Frame, parse
 
 from .connection import Connection, connected
-from .offsets import Mark, Offset, from_json, to_json
+from .offsets import Mark, Offset, OffsetRefused, from_json, to_json
 from .options import Options, read_options
 from .planner import Planner, open_at
 from .rows import batches, spark_schema
@@ -101,14 +101,24 @@ def _find_schema(options: Options) -> Schema:
 
 
 def partitions(start: Offset, end: Offset) -> Sequence[EspPartition]:
-    """The work of a batch: the ranges between two offsets, those with many rows cut into several."""
+    """The work of a batch, by the offset at its end; what has many rows is cut into several.
+
+    Where it began stands there too. Of the first batch Spark keeps no start but asks anew, so that one says nothing.
+    """
     found = []
     for topic, mark in end.items():
-        begun = start[topic]
-        messages = sum(last - first for first, last in mark.ranges(begun))
-        pieces = min(TASKS_MOST, -(-(mark.counts["rows"] - begun.counts["rows"]) // ROWS_A_TASK))
+        before = start[topic]
+        began = mark.position if mark.begun is None else mark.begun
+        if before.counts["blocks"] and before.position != began:
+            raise OffsetRefused(
+                f"{topic}: the batch began at position {began}, and the checkpoint's offset before it is "
+                f"{before.position}: offsets in between are lost (asyncProgressTrackingEnabled?); begin with a new "
+                "checkpoint"
+            )
+        messages = sum(last - first for first, last in mark.ranges())
+        pieces = min(TASKS_MOST, -(-(mark.counts["rows"] - before.counts["rows"]) // ROWS_A_TASK))
         if messages and pieces:
-            ranges = _cut(list(mark.ranges(begun)), -(-messages // pieces))
+            ranges = _cut(list(mark.ranges()), -(-messages // pieces))
             found += [EspPartition(topic, mark.incarnation, each) for each in ranges]
     return found
 
@@ -216,6 +226,8 @@ class EspStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._planner: Planner | None = None
+        self._read: tuple[Any, dict[str, Mark]] = None, {}
+        self._said: tuple[dict[str, Mark], dict[str, Any]] = {}, {}
 
     def _plan(self) -> Planner:
         if self._planner is None:
@@ -223,7 +235,9 @@ class EspStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def _offset(self, found: Any) -> dict[str, Mark]:
-        return from_json(found, self._options.topics)
+        if self._read[0] != found:  # with many sources an offset is large, and Spark asks every few milliseconds
+            self._read = found, from_json(found, self._options.topics)
+        return self._read[1]
 
     def initialOffset(self) -> dict[str, Any]:
         """See `DataSourceStreamReader.initialOffset`."""
@@ -241,7 +255,10 @@ class EspStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Any, limit: ReadLimit) -> dict[str, Any]:
         """Called every few milliseconds."""
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return to_json(self._plan().next(self._offset(start), most))
+        found = self._plan().next(self._offset(start), most)
+        if self._said[0] != found:
+            self._said = found, to_json(found)
+        return self._said[1]
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """See `DataSourceStreamReader.reportLatestOffset`."""

@@ -1,11 +1,12 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from esp_pubsub.spark_bridge.offsets import COUNTS, Mark, OffsetRefused, from_json, to_json
 
 MARK = Mark(
-    17, (1 << 64) - 1, False, {(1 << 64) - 1: (1 << 60, 9, 4_000_000_000), 3: (0, 2, None)}, ((3, 5), (9, 10)),
+    17, (1 << 64) - 1, False, {(1 << 64) - 1: (1 << 60, 9, 4_000_000_000), 3: (0, 2, None)}, 2, ((3, 5), (9, 10)),
     dict(zip(COUNTS, (4, 1_000, 2, 1, 1), strict=True)),
 )  # fmt: skip
 
@@ -26,10 +27,15 @@ def test_no_number_is_larger_than_what_every_reader_of_json_has() -> None:
 
 
 def test_ranges_leave_out_what_was_passed() -> None:
-    assert list(MARK.ranges(Mark(2, 1))) == [(2, 3), (5, 9), (10, 17)]
-    assert list(MARK.ranges(Mark(3, 1))) == [(5, 9), (10, 17)]
-    assert list(Mark(5, 1).ranges(Mark(5, 1))) == []
-    assert list(Mark(5, 1, passed=((3, 5),)).ranges(Mark(3, 1))) == []
+    assert list(MARK.ranges()) == [(2, 3), (5, 9), (10, 17)]
+    assert list(replace(MARK, begun=3).ranges()) == [(5, 9), (10, 17)]
+    assert list(Mark(5, 1, begun=3, passed=((3, 5),)).ranges()) == []
+
+
+def test_a_topic_that_has_nothing_in_a_batch_delivers_nothing_again() -> None:
+    assert list(Mark(5, 1).ranges()) == []
+    assert list(MARK.still().ranges()) == []
+    assert MARK.still() == replace(MARK, begun=None, passed=())
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,8 @@ def delivered(topic: Topic, first: int = 0, *, from_start: bool = True) -> list[
 
 def positions(topic: Topic, start: Mark, end: Mark) -> list[int]:
     """What workers read between two marks."""
-    ranges = list(end.ranges(start))
+    assert end.begun == start.position
+    ranges = list(end.ranges())
     return [m.position for m in topic.messages if any(first <= m.position < last for first, last in ranges)]
 
 
@@ -136,6 +137,24 @@ def test_a_query_that_begins_later_misses_nothing() -> None:
 def test_a_break_is_refused_with_a_reason(broken: Break, said: str) -> None:
     with pytest.raises(OffsetRefused, match=said):
         begin().take([broken])
+
+
+def test_what_retention_takes_before_a_query_has_begun_is_missed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING")
+    topic, scan = Topic(), Scan("t/O", Mark(0, 1), fresh=True)
+    topic.put(*line(1, 6))
+    scan.take([Break("ring", 3)])
+    scan.take(topic.messages[3:])
+    mark = scan.advance(None)
+    assert (mark.begun, mark.position, mark.counts["missed"], mark.counts["blocks"]) == (3, 6, 3, 3)
+    assert "what stood from 0 on was removed before the query began" in caplog.text
+    with pytest.raises(OffsetRefused, match="removed"):
+        scan.take([Break("ring", 3)])
+
+
+def test_a_query_that_begins_is_refused_a_topic_made_anew() -> None:
+    with pytest.raises(OffsetRefused, match="made anew"):
+        Scan("t/O", Mark(0, 1), fresh=True).take([Break("emptied", None, incarnation=True)])
 
 
 def test_one_offset_holds_so_many_passed_ranges_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
