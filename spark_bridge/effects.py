@@ -19,18 +19,22 @@ from esp_pubsub.client import Client
 from esp_pubsub.encode import Encoder
 from esp_pubsub.errors import ConfigError, TooLarge
 from esp_pubsub.events import PLAIN, Block
-from esp_pubsub.publisher import PublisherOptions, Resume, source_of_resumed
+from esp_pubsub.publisher import Publisher, PublisherOptions, Resume, source_of_resumed
 from esp_pubsub.schema import Schema
 from esp_pubsub.wire.arrow import arrow_schema
 from esp_pubsub.wire.frame import BODY_AT, Frame
 
-from .connection import connected
+from .connection import Connection, connected
 from .ledger import Body, Ledger
 from .options import Options, read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+_PIECE = 100  # blocks that are published, and noted, at once
+_published: dict[str, tuple[int, object]] = {}
+"""Of each stream of this process: its last batch, and the bus that had it."""
 
 
 def foreach_batch(
@@ -58,10 +62,11 @@ def foreach_batch(
 
 def publish_batch(
     batch: DataFrame, url: str, batch_id: int, *, order_by: Sequence[str], ledger: Callable[[], Ledger],
-    schema: str | Schema, block_size: int = 256, timeout: int = 60, **options: str,
+    schema: str | Schema, name: str = "", block_size: int = 256, timeout: int = 60, **options: str,
 ) -> None:  # fmt: skip
     """Publish a batch as blocks, exactly once on the bus, whatever fails; call it in a function of `foreachBatch`.
 
+    `name` tells several sequences of one query and window apart, as on two buses: each counts its blocks for itself.
     `order_by`: columns that put the rows into one order. Columns `_opcode` and `_flags` count if both are there.
     `options` are those of the source: side (in unless said otherwise), bus, config, and `**{"bus.<key>": ...}`.
     The batch is gathered in the driver: bound it by maxRowsPerTrigger.
@@ -73,8 +78,10 @@ def publish_batch(
     found = read_options({"url": url, "timeout": str(timeout), **options}, "in")
     if len(found.topics) > 1:
         raise ConfigError("a batch is published to one window", key="url")
-    wanted, query, topic = schema if isinstance(schema, Schema) else Schema(schema), _query(batch), found.topics[0]
+    wanted, topic = schema if isinstance(schema, Schema) else Schema(schema), found.topics[0]
+    query = f"{_query(batch)} {name}".rstrip()
     stream = f"{query} {topic}"
+    _require_one_bus(stream, batch_id, found)
     with closing(ledger()) as book, connected(found) as connection:
         with book.transaction():
             if not book.done(stream, batch_id):
@@ -84,19 +91,51 @@ def publish_batch(
                 book.note(stream, batch_id)
         with book.transaction():
             waiting = book.waiting(stream)
-            if waiting:
-                connection.ask(found.timeout, _publish, connection.client, found, wanted, query, waiting)
-                book.published(stream, waiting[-1].id)
+        if waiting:
+            _publish_all(book, stream, connection, found, wanted, query, waiting)
 
 
-async def _publish(client: Client, options: Options, schema: Schema, name: str, waiting: Sequence[Frame]) -> None:
+def _require_one_bus(stream: str, batch_id: int, options: Options) -> None:
+    """The ledger knows nothing of buses: what is noted for one would not be published on another one."""
+    batch, bus = _published.get(stream, (batch_id, options.connection))
+    if batch == batch_id and bus != options.connection:
+        raise ConfigError("a batch goes to the same window on two buses: give each call of publish_batch a name=")
+    _published[stream] = batch_id, options.connection
+
+
+def _publish_all(
+    book: Ledger, stream: str, connection: Connection, options: Options, schema: Schema, name: str,
+    waiting: Sequence[Frame],
+) -> None:  # fmt: skip
+    """What is on the bus is noted piece by piece, so that whoever has too little time for all of it gets on."""
+    if waiting[0].schema != schema.fingerprint:
+        raise ConfigError(
+            "the ledger holds blocks that are not known to be on the bus, and they are of another schema than the one "
+            "given: run the query with the schema it had until this batch is done, and change it then",
+            key="schema",
+        )
     resume = Resume(name, waiting[0].id - 1, waiting[0].link)
+    publisher = connection.ask(options.timeout, _opened, connection.client, options, schema, resume)
+    try:
+        for at in range(0, len(waiting), _PIECE):
+            piece = waiting[at : at + _PIECE]
+            connection.ask(options.timeout, _publish, publisher, schema, piece)
+            with book.transaction():
+                book.published(stream, piece[-1].id)
+    finally:
+        connection.ask(options.timeout, publisher.aclose)
+
+
+async def _opened(client: Client, options: Options, schema: Schema, resume: Resume) -> Publisher:
     chosen = PublisherOptions(ack_timeout=options.timeout, close_timeout=1.0)
-    async with client.publisher(options.urls[0], schema, side=options.side, resume=resume, options=chosen) as publisher:
-        for frame in waiting:
-            block = Block(frame, schema, PLAIN)
-            await publisher.inject(block, transactional=block.transactional)
-        await publisher.flush()
+    return await client.publisher(options.urls[0], schema, side=options.side, resume=resume, options=chosen)
+
+
+async def _publish(publisher: Publisher, schema: Schema, piece: Sequence[Frame]) -> None:
+    for frame in piece:
+        block = Block(frame, schema, PLAIN)
+        await publisher.inject(block, transactional=block.transactional)
+    await publisher.flush()
 
 
 def _query(batch: DataFrame) -> str:

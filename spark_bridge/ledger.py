@@ -3,7 +3,7 @@
 Exactly once means that an effect and the note of it are one transaction. So the ledger is three tables in the user's
 own database, over any DB-API connection (sqlite3, psycopg, a JDBC bridge): whoever finds the note does nothing more.
 
-    esp_batches   one row a batch that is done
+    esp_batches   the last batches that are done: of those of a stream, which come in order, all up to the last one are
     esp_streams   the last id of a stream of blocks, and its chain
     esp_blocks    blocks that have their ids and are not known to be on the bus: a replay sends these very bytes
 """
@@ -26,6 +26,7 @@ TABLES = (
     "PRIMARY KEY (stream, id))",
 )
 _STYLES = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+KEPT = 1_000  # notes of a stream: who notes a batch that another driver has noted is refused by the key
 _PROBE = ("", -1)
 
 Body = tuple[int, int, int, Buffer]
@@ -80,11 +81,12 @@ class Ledger:
 
     def done(self, stream: str, batch: int) -> bool:
         """Whether this batch had its effect."""
-        found = self._do("SELECT batch FROM esp_batches WHERE stream = ? AND batch = ?", stream, batch)
+        found = self._do("SELECT batch FROM esp_batches WHERE stream = ? AND batch >= ?", stream, batch)
         return found.fetchone() is not None
 
     def note(self, stream: str, batch: int) -> None:
         """The batch has its effect, when the transaction at hand commits."""
+        self._do("DELETE FROM esp_batches WHERE stream = ? AND batch < ?", stream, batch - KEPT)
         self._do("INSERT INTO esp_batches (stream, batch) VALUES (?, ?)", stream, batch)
 
     # blocks on their way to a bus

@@ -8,6 +8,7 @@ import pytest
 
 from esp_pubsub.encode import Encoder
 from esp_pubsub.errors import ConfigError
+from esp_pubsub.spark_bridge import ledger
 from esp_pubsub.spark_bridge.ledger import Body, Ledger
 
 from .topic import SCHEMA
@@ -36,7 +37,7 @@ def test_a_batch_is_done_once_the_transaction_is_over(book: Callable[[], Ledger]
     with one.transaction():
         one.note("s", 3)
     assert book().done("s", 3)
-    assert not book().done("s", 2)
+    assert not book().done("s", 4)
     assert not book().done("other", 3)
 
 
@@ -57,6 +58,71 @@ def test_a_batch_cannot_be_noted_twice(book: Callable[[], Ledger]) -> None:
         one.note("s", 1)
     with pytest.raises(sqlite3.IntegrityError), one.transaction():
         one.note("s", 1)
+
+
+def test_notes_do_not_pile_up_and_what_they_said_still_holds(
+    book: Callable[[], Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "KEPT", 3)
+    one = book()
+    for batch in range(10):
+        with one.transaction():
+            one.note("s", batch)
+    assert one.connection.execute("SELECT count(*) FROM esp_batches").fetchone() == (4,)
+    assert all(one.done("s", batch) for batch in range(10))
+    assert not one.done("s", 10)
+
+
+class Cursor:
+    """What drivers have that write parameters as %s, and give bytes as views of them."""
+
+    def __init__(self, cursor: sqlite3.Cursor, made: list[str]) -> None:
+        self._cursor = cursor
+        self._made = made
+
+    def execute(self, statement: str, values: tuple[object, ...]) -> None:
+        assert "?" not in statement
+        assert statement.count("%s") == len(values)
+        self._made += [statement] if statement.startswith("CREATE") else []
+        self._cursor.execute(statement.replace("%s", "?"), values)
+
+    def fetchone(self) -> tuple[object, ...] | None:
+        return next(iter(self.fetchall()), None)
+
+    def fetchall(self) -> list[tuple[object, ...]]:
+        return [
+            tuple(memoryview(value) if isinstance(value, bytes) else value for value in row)
+            for row in self._cursor.fetchall()
+        ]
+
+
+class Other:
+    """A connection of such a driver."""
+
+    def __init__(self, place: Path) -> None:
+        self.made: list[str] = []
+        self._connection = sqlite3.connect(place)
+        self.commit, self.rollback = self._connection.commit, self._connection.rollback
+        self.close = self._connection.close
+
+    def cursor(self) -> Cursor:
+        return Cursor(self._connection.cursor(), self.made)
+
+
+@pytest.mark.parametrize("paramstyle", ["format", "pyformat"])
+def test_a_driver_with_other_marks_and_another_name_for_bytes_keeps_the_same(paramstyle: str, tmp_path: Path) -> None:
+    connection = Other(tmp_path / "other.db")
+    book = Ledger(connection, paramstyle=paramstyle, blob="BYTEA")
+    with book.transaction():
+        book.add("s", 5, SCHEMA.fingerprint, bodies(1, 2))
+        book.add("s", 5, SCHEMA.fingerprint, bodies(3))
+        book.note("s", 0)
+    with book.transaction():
+        book.published("s", 1)
+    assert [frame.id for frame in book.waiting("s")] == [2, 3]
+    assert (book.done("s", 0), book.done("s", 1)) == (True, False)
+    assert any("frame BYTEA" in made for made in connection.made)
+    book.close()
 
 
 def test_blocks_get_their_ids_in_one_line_over_the_lives_of_ledgers(book: Callable[[], Ledger]) -> None:
