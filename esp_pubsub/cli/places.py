@@ -13,11 +13,11 @@ import select
 import socket
 import stat
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
 from ..errors import ConfigError, EspError
-from ..text import BadText
+from ..text import MAX_LINE, BadText
 from .running import say
 
 CHUNK = 1 << 18
@@ -26,21 +26,33 @@ _GROWTH = 0.1  # seconds between two looks at a file that grows
 _CALL = 10.0
 _SAFE = 4_096  # bytes that a pipe that takes any takes at once
 _LINE = 1 << 20  # of a line without end, the reader judges
+_PORTS = 65_535
 
 
 def is_file(place: str) -> bool:
     """Whether it is read to its end, unless it grows."""
-    return place != "-" and not _SOCKET.fullmatch(place)
+    return place != "-" and _peer(place) is None
+
+
+def _peer(place: str) -> tuple[str, int] | None:
+    """Host and port, if it is a socket."""
+    match = _SOCKET.fullmatch(place)
+    if match is None:
+        return None
+    if int(match["port"]) > _PORTS:
+        raise ConfigError(f"{place}: a port is 0 to {_PORTS}")
+    return match["host"], int(match["port"])
 
 
 async def inputs(place: str, *, lines: bool, follow: bool, repeat: int) -> AsyncGenerator[AsyncIterator[bytes], None]:
     """One input after the other: the same file again, or the next peer. `lines`: a peer sends whole ones."""
-    if match := _SOCKET.fullmatch(place):
+    if found := _peer(place):
         if repeat:
             raise ConfigError(f"what {place} sends cannot be repeated")
-        async with aclosing(_peers(match["host"], int(match["port"]), follow)) as peers:
+        name = f"the peer at {place}"
+        async with aclosing(_peers(*found, follow)) as peers:
             async for peer in peers:
-                yield whole_lines(_received(peer), f"the peer at {place}") if lines else _received(peer)
+                yield whole_lines(_received(peer, name), name) if lines else _received(peer, name)
         return
     for again in range(repeat + 1):
         descriptor = os.dup(0) if place == "-" else os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -85,10 +97,13 @@ async def _arriving(descriptor: int) -> AsyncIterator[bytes]:
             yield chunk
 
 
-async def _received(peer: socket.socket) -> AsyncIterator[bytes]:
+async def _received(peer: socket.socket, name: str) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
-    while chunk := await loop.sock_recv(peer, CHUNK):
-        yield chunk
+    try:
+        while chunk := await loop.sock_recv(peer, CHUNK):
+            yield chunk
+    except ConnectionError as e:
+        raise _cut_off(f"{name} broke the connection: {e.strerror}", None) from None
 
 
 async def _ready(descriptor: int, *, writing: bool) -> None:
@@ -103,7 +118,9 @@ async def _ready(descriptor: int, *, writing: bool) -> None:
 
 
 async def whole_lines(chunks: AsyncIterator[bytes], name: str) -> AsyncIterator[bytes]:
-    """The same up to the last end of a line. BadText if there is more: half a line may look like a whole one."""
+    """The same up to the last end of a line. BadText if there is more: half a line may look like a whole one. A BadText
+    of `chunks` goes through.
+    """
     rest = b""
     async for chunk in chunks:
         end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
@@ -115,9 +132,11 @@ async def whole_lines(chunks: AsyncIterator[bytes], name: str) -> AsyncIterator[
             rest += chunk
     if rest:
         text = rest[:60].decode(errors="replace")
-        raise BadText(
-            f"{name} left in the middle of a line: {text!r}", line=None, column=None, field=None, type=None, value=text
-        )
+        raise _cut_off(f"{name} left in the middle of a line: {text!r}", text)
+
+
+def _cut_off(why: str, value: str | None) -> BadText:
+    return BadText(why, line=None, column=None, field=None, type=None, value=value)
 
 
 async def _peers(host: str, port: int, follow: bool) -> AsyncGenerator[socket.socket, None]:
@@ -143,7 +162,7 @@ async def _peers(host: str, port: int, follow: bool) -> AsyncGenerator[socket.so
 
 async def _call(host: str, port: int) -> socket.socket:
     loop = asyncio.get_running_loop()
-    why: OSError = OSError("it has no address")
+    why: OSError | UnicodeError = OSError("it has no address")
     try:
         async with asyncio.timeout(_CALL):
             found = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
@@ -158,13 +177,17 @@ async def _call(host: str, port: int) -> socket.socket:
                     if not isinstance(e, OSError):
                         raise
                     why = e
-    except OSError as e:
+    except (OSError, UnicodeError) as e:  # the latter from names that cannot be
         why = e
-    raise EspError(f"{host}:{port} cannot be reached: {why.strerror or f'no answer in {_CALL:g} s'}") from why
+    reason = "no answer" if isinstance(why, TimeoutError) else getattr(why, "strerror", None) or str(why)
+    raise EspError(f"{host}:{port} cannot be reached: {reason}") from why
 
 
 class Target:
-    """Where text goes. What `write` returned from is in the hands of the system; what it failed with is not there."""
+    """Where text goes. What `write` returned from is in the hands of the system; what it failed with is not there.
+
+    BrokenPipeError: who reads it has left.
+    """
 
     empty = True
     """What comes next begins it."""
@@ -173,10 +196,9 @@ class Target:
         """Whether the next one should be begun before so many bytes are added."""
         return False
 
-    @property
-    def turn_at(self) -> float | None:
-        """When it should be, by the loop's clock."""
-        return None
+    def waiting(self) -> AbstractAsyncContextManager[asyncio.Timeout]:
+        """To wait for text in: TimeoutError when the next one should be begun, BrokenPipeError as above."""
+        return asyncio.timeout(None)
 
     async def turn(self) -> None:
         """Begin the next one."""
@@ -185,34 +207,93 @@ class Target:
         """All of it, as soon as it can be."""
         raise NotImplementedError
 
+    def check(self) -> None:
+        """BrokenPipeError if it is known by now that who reads has left."""
+
 
 class Stream(Target):
-    """Standard output, or a socket."""
+    """Standard output."""
+
+    _LEFT = 0
+    """What the system is asked for; errors and hang-ups it tells unasked."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._poll = select.poll()
+        self._poll.register(descriptor, self._LEFT)
 
     async def write(self, data: bytes) -> None:
         """See Target."""
+        self.check()
         view = memoryview(data)
         while view:
             while not select.select([], [self._descriptor], [], 0)[1]:
                 await _ready(self._descriptor, writing=True)
             with suppress(BlockingIOError):
-                view = view[os.write(self._descriptor, view[:_SAFE]) :]
+                view = view[self._write(view[:_SAFE]) :]
+
+    def _write(self, data: memoryview) -> int:
+        try:
+            return os.write(self._descriptor, data)
+        except ConnectionError:
+            raise BrokenPipeError from None
+
+    def check(self) -> None:
+        """See Target."""
+        if self._poll.poll(0):
+            raise BrokenPipeError
+
+
+class Peer(Stream):
+    """A socket. Its peer has left when it ends its own side: there is no other sign of it before the first block that
+    it does not get, and the system takes that one all the same.
+    """
+
+    _LEFT = getattr(select, "POLLRDHUP", 0)  # macOS has none: there it is seen while we wait
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncGenerator[asyncio.Timeout, None]:
+        """See Target."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(None) as scope:
+                loop.add_reader(self._descriptor, self._look, scope)
+                try:
+                    yield scope
+                finally:
+                    loop.remove_reader(self._descriptor)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+            raise BrokenPipeError from None
+
+    def _look(self, scope: asyncio.Timeout) -> None:
+        """What a peer says is not listened to. Left unread, it would cut off what the peer is sent as we close."""
+        with suppress(ConnectionError, BlockingIOError):
+            if os.read(self._descriptor, CHUNK):
+                return
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+        scope.reschedule(asyncio.get_running_loop().time())
 
 
 class File(Target):
     """A file; with `period` or `size`, one after the other. The one at work has the name given, the nth one before it
-    has n in front of the suffix.
+    has n in front of the suffix. `quoted`: ends of lines may stand in double quotes, as in CSV.
     """
 
-    def __init__(self, path: Path, *, append: bool, period: float, size: int) -> None:
+    def __init__(self, path: Path, *, period: float, size: int, quoted: bool) -> None:
         self._path = path
         self._period = period
         self._most = size
+        self._quoted = quoted
         self._number = 0
-        self._open(append=append)
+        self._descriptor = -1
+        self._writing = False
+
+    async def open(self, *, append: bool) -> None:
+        """Before all else."""
+        await asyncio.to_thread(self._open, append=append)
+        self._due = asyncio.get_running_loop().time() + self._period
 
     def _open(self, *, append: bool) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if append else os.O_TRUNC)
@@ -223,42 +304,61 @@ class File(Target):
                 raise
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)  # a device or a pipe
         self._regular = stat.S_ISREG(os.fstat(self._descriptor).st_mode)
-        self._size = self._behind_last_line() if append and self._regular else 0
+        self._size = self._behind_last_row() if append and self._regular else 0
         self.empty = not self._size
-        self._due = asyncio.get_running_loop().time() + self._period
 
-    def _behind_last_line(self) -> int:
-        """Who was killed while writing leaves half a line. It was not confirmed, so it comes again."""
-        end = at = os.lseek(self._descriptor, 0, os.SEEK_END)
-        found = -1
-        while at and found < 0:
-            start = max(at - CHUNK, 0)
-            found = os.pread(self._descriptor, at - start, start).rfind(b"\n")
-            at = start
-        size = at + found + 1
+    def _behind_last_row(self) -> int:
+        """Who was killed while writing leaves half a row. It was not confirmed, so it comes again."""
+        end = os.lseek(self._descriptor, 0, os.SEEK_END)
+        size = self._last_end(end)
+        if end - size > MAX_LINE:
+            raise EspError(f"{self._path} ends in a row of {end - size} bytes that has no end; move the file away")
         if size < end:
             os.ftruncate(self._descriptor, size)
         return os.lseek(self._descriptor, size, os.SEEK_SET)
 
+    def _last_end(self, end: int) -> int:
+        """Behind the last end of a line that no quotes are open at."""
+        found, quotes = 0, 0
+        for start in range(0, end, CHUNK):
+            chunk = os.pread(self._descriptor, CHUNK, start)
+            quotes += chunk.count(b'"') if self._quoted else 0
+            open, to = quotes % 2, len(chunk)
+            while to >= 0:
+                quote = chunk.rfind(b'"', 0, to) if self._quoted else -1
+                line = -1 if open else chunk.rfind(b"\n", quote + 1, to)
+                if line >= 0:
+                    found = start + line + 1
+                    break
+                open, to = 1 - open, quote
+        return found
+
     def turn_due(self, more: int) -> bool:
         """See Target."""
-        late = self.turn_at is not None and asyncio.get_running_loop().time() >= self._due
+        late = self._turn_at is not None and asyncio.get_running_loop().time() >= self._due
         return late or (self._regular and 0 < self._most < self._size + more)
 
-    @property
-    def turn_at(self) -> float | None:
+    def waiting(self) -> AbstractAsyncContextManager[asyncio.Timeout]:
         """See Target."""
+        return asyncio.timeout_at(self._turn_at)
+
+    @property
+    def _turn_at(self) -> float | None:
         return self._due if self._period and self._regular and self._size else None
 
     async def turn(self) -> None:
         """See Target."""
-        os.close(self._descriptor)
+        await asyncio.to_thread(self._turn)
+
+    def _turn(self) -> None:
         if self._size:
             path = self._path
             while (older := path.with_name(f"{path.stem}.{(number := self._number + 1)}{path.suffix}")).exists():
                 self._number = number
             path.rename(older)
-        self._open(append=False)
+        full = self._descriptor
+        self._open(append=False)  # should this fail, the full one is what is open
+        os.close(full)
 
     async def write(self, data: bytes) -> None:
         """See Target."""
@@ -270,6 +370,7 @@ class File(Target):
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
+        self._writing = True
         try:
             while view:
                 view = view[os.write(self._descriptor, view) :]
@@ -278,23 +379,27 @@ class File(Target):
                 with suppress(OSError):
                     os.ftruncate(self._descriptor, self._size)
             raise EspError(f"{self._path} cannot be written: {e.strerror}; what is not in it is not confirmed") from e
+        finally:
+            self._writing = False
 
     def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._descriptor)
+        """Let go of the file, unless a write that nobody waits for any more still has it."""
+        if self._descriptor >= 0 and not self._writing:
+            os.close(self._descriptor)
 
 
-async def target(place: str, *, append: bool, period: float, size: int) -> AsyncGenerator[Target, None]:
+async def target(place: str, *, append: bool, period: float, size: int, quoted: bool) -> AsyncGenerator[Target, None]:
     """The one target, closed behind it."""
-    if match := _SOCKET.fullmatch(place):
-        async with aclosing(_peers(match["host"], int(match["port"]), False)) as peers:
+    if found := _peer(place):
+        async with aclosing(_peers(*found, False)) as peers:
             async for peer in peers:
-                yield Stream(peer.fileno())
+                yield Peer(peer.fileno())
     elif place == "-":
         yield Stream(1)
     else:
-        file = File(Path(place), append=append, period=period, size=size)
+        file = File(Path(place), period=period, size=size, quoted=quoted)
         try:
+            await file.open(append=append)
             yield file
         finally:
             file.close()

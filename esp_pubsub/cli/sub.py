@@ -1,5 +1,5 @@
 """`esp sub`: blocks to text. In a group a block is confirmed when it is written, so a full disk or a peer that left
-costs nothing: the next one of the group gets it.
+costs nothing: the next one of the group gets it. A write is never given up but for a signal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Literal, cast
 
-from .. import Block, BusUnavailable, EspError, Opcode, Subscriber, SubscriberOptions
+from .. import Block, BusUnavailable, EspError, EventFlag, Opcode, Subscriber, SubscriberOptions
 from ..bus import Start
 from ..text import CsvWriter, JsonWriter
 from .options import AdapterOptions, opened, sas_options
@@ -41,64 +41,71 @@ class Sub:
     async def run(self) -> None:
         """Until there were enough events, or a signal."""
         options = self._options
-        targets = target(
-            options.fsname,
-            append=options.group is not None,
-            period=options.periodicity,
-            size=options.maxfilesize,
-        )
         try:
-            async with opened(options, self._keys) as client, aclosing(targets):
+            async with opened(options, self._keys) as client:
                 opening = client.subscriber(
                     options.url, options.schema, side=options.wanted_side, group=options.group, start=self._start,
                     options=SubscriberOptions(read_bytes=_READ),
                 )  # fmt: skip
-                async with opening as subscriber:
+                async with opening as subscriber, aclosing(self._targets(subscriber)) as targets:
                     async for to in targets:
                         async with progress(self._line):
                             await self._copy(subscriber, to)
         finally:
             self._tell()
 
+    def _targets(self, subscriber: Subscriber) -> AsyncGenerator[Target, None]:
+        """What a group has confirmed stays, whether the group is named here or in the cfg file."""
+        options = self._options
+        return target(
+            options.fsname,
+            append=subscriber.group is not None,
+            period=options.periodicity,
+            size=options.maxfilesize,
+            quoted=options.format == "csv",
+        )
+
     async def _copy(self, subscriber: Subscriber, to: Target) -> None:
         most = self._options.maxevents
         while not most or self._events < most:
             try:
-                async with asyncio.timeout_at(to.turn_at) as waiting, aclosing(_batches(subscriber)) as batches:
-                    async for blocks in batches:
-                        await _finished(self._take(subscriber, to, blocks))
-                        if most and self._events >= most:
-                            return
-                        waiting.reschedule(to.turn_at)
+                async with to.waiting() as scope, aclosing(_batches(subscriber)) as batches:
+                    blocks = await anext(batches)
             except TimeoutError:
-                if not waiting.expired():
+                if not scope.expired():
                     raise
-                await to.turn()
+                await _finished(to.turn())
+            else:
+                await _finished(self._take(subscriber, to, blocks))
 
     async def _take(self, subscriber: Subscriber, to: Target, blocks: Sequence[Block]) -> None:
-        """Write blocks, then confirm the last one written."""
-        parts: list[bytes] = []
-        size = events = count = 0
-        most = self._options.maxevents
+        parts: list[tuple[Block, bytes, int]] = []
+        size, events, most = 0, self._events, self._options.maxevents
         for block in blocks:
             decoded = block.decoded()
             data = self._text(to, block, *decoded, fresh=to.empty and not parts)
             if to.turn_due(size + len(data)) and not (to.empty and not parts):
-                await to.write(b"".join(parts))
+                await self._put(subscriber, to, parts)
                 parts, size = [], 0
                 await to.turn()
                 data = self._text(to, block, *decoded, fresh=True)
-            parts.append(data)
+            parts.append((block, data, len(decoded[2])))
             size += len(data)
             events += len(decoded[2])
-            count += 1
-            if most and self._events + events >= most:
+            if most and events >= most:
                 break
-        await to.write(b"".join(parts))
-        self._events += events
-        self._blocks += count
-        self._last = blocks[count - 1]
+        await self._put(subscriber, to, parts)
+
+    async def _put(self, subscriber: Subscriber, to: Target, parts: Sequence[tuple[Block, bytes, int]]) -> None:
+        """Write blocks, then confirm the last one written."""
+        if not parts:
+            return
+        await to.write(b"".join(data for _, data, _ in parts))
+        self._events += sum(events for _, _, events in parts)
+        self._blocks += len(parts)
+        self._last = parts[-1][0]
         if subscriber.group is not None:
+            to.check()
             with suppress(BusUnavailable):  # the next ones confirm this one too; what comes again is dropped
                 await subscriber.confirm(self._last)
 
@@ -107,6 +114,11 @@ class Sub:
     ) -> bytes:
         if self._plain and opcodes != Opcode.INSERT and _removes(opcodes):
             raise EspError(f"block {block.id} holds more than new rows, which plain lines cannot say: pass --opcodes")
+        if self._options.format == "csv" and self._csv.flags is not None and _others(flags, self._csv.flags):
+            raise EspError(
+                f"block {block.id} holds rows of which only some fields are meant, which lines without flags cannot "
+                "say: pass --opcodes"
+            )
         if self._writer is None or fresh:
             self._writer = self._begin(block, header=fresh)
         try:
@@ -139,6 +151,11 @@ def _batches(subscriber: Subscriber) -> AsyncGenerator[list[Block], None]:
 
 def _removes(opcodes: int | bytes) -> bool:
     return bool((bytes([opcodes]) if isinstance(opcodes, int) else opcodes).translate(None, _ROWS))
+
+
+def _others(flags: int | bytes, said: EventFlag) -> bool:
+    """Whether an event is partial and the lines do not say so, or the other way round."""
+    return any((each ^ said) & EventFlag.PARTIAL for each in ([flags] if isinstance(flags, int) else flags))
 
 
 async def _finished(work: Coroutine[Any, Any, None]) -> None:
