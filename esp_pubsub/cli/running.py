@@ -50,7 +50,7 @@ def run(job: Callable[[], Awaitable[None]]) -> None:
     except OSError as e:
         say(f"{e.filename}: {e.strerror}" if e.filename else str(e))
         code = 1
-    except KeyboardInterrupt:  # the second one
+    except KeyboardInterrupt:  # before we listen to signals
         code = 130
     raise typer.Exit(code)
 
@@ -64,6 +64,7 @@ async def _until_signal(job: Callable[[], Awaitable[None]]) -> int:
         got.append(number)
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)  # not KeyboardInterrupt, on which all that is open would close in order
         scope.reschedule(loop.time())
 
     try:
