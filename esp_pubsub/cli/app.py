@@ -5,7 +5,7 @@ loaded when they are asked for.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -59,9 +59,12 @@ MaxEvents = Annotated[int | None, typer.Option(min=1, help="End after so many.")
 
 
 def _run(given: dict[str, Any], keys: str | None, bus_keys: list[str] | None, *, start: str | None = None,
-         weak: Mapping[str, Any] | None = None) -> None:  # fmt: skip
+         block: int | None = None) -> None:  # fmt: skip
     async def job() -> None:
-        options = adapter_options({**(weak or {}), **pairs(keys)}, given)
+        options = adapter_options(pairs(keys), given)
+        if options.type == "pub" and options.blocksize is None:
+            options = replace(options, blocksize=block)
+        options.log()
         if options.type == "sub":
             await subscribe(options, settings(bus_keys or []), _start(start))
         elif options.type == "pub":
@@ -188,7 +191,9 @@ def adapter(
     transport: Annotated[str | None, typer.Option("-l", metavar="BUS", help="Without it: the embedded bus.")] = None,
     dateformat: Annotated[str | None, typer.Option("-d", metavar="FORMAT")] = None,
     blocksize: Annotated[int | None, typer.Option("-b", metavar="EVENTS", help="Without it 1.")] = None,
-    quiesce: Annotated[bool, typer.Option("-Q", help="Quiesce the project: no bus can, so it is refused.")] = False,
+    quiesce: Annotated[
+        bool, typer.Option("-Q", help="When all is published, ask the engine behind the bus to work it off.")
+    ] = False,
     periodicity: Annotated[str | None, typer.Option("-c", metavar="SECONDS", help="Begin a new file.")] = None,
     keys: Keys = None,
 ) -> None:
@@ -200,7 +205,7 @@ def adapter(
         "type": type, "url": url, "fsname": fsname, "fstype": fstype, "transport": transport, "dateformat": dateformat,
         "blocksize": blocksize, "quiesce": quiesce or None, "periodicity": periodicity,
     }  # fmt: skip
-    _run(given, keys, None, weak={"blocksize": 1})
+    _run(given, keys, None, block=1)
 
 
 @app.command(epilog=EXIT_CODES)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast
 
-from .. import Client, ConfigError, EventFlag, Failover, Opcode, init
+from .. import Client, ConfigError, EventFlag, Failover, Opcode, Schema, SchemaError, init
 from ..address import Side
 from ..client import Opening
 from ..config import DURATION, SIZE, SasOptions, load_options
@@ -17,6 +18,18 @@ from ..text import CsvFormat
 _PAIR = re.compile(r'\s*([A-Za-z]\w*)=(?:"([^"]*)"|([^,"]*))\s*(?:,|\Z)')
 _NOT_BINARY = ("json", "protobuf", "protofile", "protomsg")
 _FLAGS = {"normal": EventFlag.NORMAL, "partialupdate": EventFlag.PARTIAL}
+_ONLY = {
+    "pub": (
+        "blocksize", "quiesce", "growinginputfile", "rate", "repeatcount", "prebuffer", "transactional",
+        "publishwithupsert", "ignorecsvparseerrors", "hotfailover", "failovergroup", "numbufferedmsgs",
+        "zookeeperhostport", "election", "run",
+    ),
+    "sub": ("group", "csvincludeschema", "periodicity", "maxfilesize"),
+}  # fmt: skip
+_LEVELS = {
+    "trace": logging.DEBUG, "debug": logging.DEBUG, "info": logging.INFO, "warn": logging.WARNING,
+    "error": logging.ERROR, "fatal": logging.CRITICAL, "off": logging.CRITICAL + 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +59,7 @@ class AdapterOptions:
     blocksize: int | None = None
     """Events of a block; unset: 64 from a file, else 1."""
     quiesce: bool = False
-    """Refused: there is no engine behind a bus."""
+    """When all is published, an engine that reads the bus is asked to work it off; an error if none answers."""
     header: str = "0"
     """Lines to pass over, or names: the first line tells the fields."""
     growinginputfile: bool = False
@@ -55,6 +68,8 @@ class AdapterOptions:
     """Events a second, at most; 0: as fast as it goes."""
     repeatcount: int = 0
     """How many more times the input is read."""
+    prebuffer: bool = False
+    """All of the input is read before the first block is published."""
     maxevents: int = 0
     """Ends after so many; 0: with the input."""
     transactional: bool = False
@@ -91,6 +106,8 @@ class AdapterOptions:
     """Who elects it, by name or URL; unset: ZooKeeper if there is one, else the bus."""
     run: int | None = None
     """The run of the group; unset: the one it is in."""
+    loglevel: str | None = None
+    """What is said beside the results: trace, debug, info, warn, error, fatal, off; unset: warn."""
 
     def __post_init__(self) -> None:
         _check("type", self.type, (None, "pub", "sub"))
@@ -98,6 +115,7 @@ class AdapterOptions:
         _check("side", self.side, (None, "in", "out"))
         _check("addcsvflags", self.addcsvflags, (None, *_FLAGS))
         _check("csvincludeschema", self.csvincludeschema, ("never", "once", "pereventblock"))
+        _check("loglevel", self.loglevel, (None, *_LEVELS))
         if not (self.header.isdecimal() or self.header in ("names", "true", "false", "full")):
             raise ConfigError(f"header is a number of lines, names, true, false or full, not {self.header!r}")
         for key in ("rate", "repeatcount", "maxevents", "periodicity", "maxfilesize"):
@@ -105,8 +123,36 @@ class AdapterOptions:
                 raise ConfigError(f"{key} is not negative; it is {getattr(self, key)}", key=key)
         if self.blocksize is not None and self.blocksize < 1:
             raise ConfigError(f"a block has at least one event, not {self.blocksize}", key="blocksize")
-        if self.quiesce:
-            raise ConfigError("-Q: there is no engine behind a bus that could be quiesced; leave it out", key="quiesce")
+        if self.prebuffer and self.growinginputfile:
+            raise ConfigError(
+                "prebuffer waits for the end of an input, which growinginputfile has not", key="prebuffer"
+            )
+        self._check_direction()
+        self._check_schema()
+
+    def _check_direction(self) -> None:
+        """What the other direction alone has is no key of this one."""
+        if self.type is None:
+            return
+        defaults = {each.name: each.default for each in fields(self)}
+        for key in _ONLY["sub" if self.type == "pub" else "pub"]:
+            if getattr(self, key) not in (defaults[key], False):
+                raise ConfigError(f"{key} is not for {self.type}, where it would do nothing; leave it out", key=key)
+        if self.type == "sub" and self.header.isdecimal() and int(self.header):
+            raise ConfigError(f"header of sub is true, false or full, not {self.header!r}", key="header")
+
+    def _check_schema(self) -> None:
+        """Here, because a slip in it is one in the command line."""
+        if self.schema:
+            try:
+                Schema(self.schema)
+            except SchemaError as e:
+                raise ConfigError(str(e), key="schema") from None
+
+    def log(self) -> None:
+        """Have the SDK say as much as `loglevel` wants."""
+        if self.loglevel is not None:
+            logging.getLogger("esp_pubsub").setLevel(_LEVELS[self.loglevel])
 
     @property
     def format(self) -> str:
@@ -140,11 +186,13 @@ def _check(key: str, value: str | None, known: Sequence[str | None]) -> None:
 
 def pairs(text: str | None) -> dict[str, str]:
     """What stands behind -C; a value with commas stands in double quotes."""
-    found, at, text = {}, 0, text or ""
+    found: dict[str, str] = {}
+    at, text = 0, text or ""
     while at < len(text):
         match = _PAIR.match(text, at)
         if match is None or match[1] in found:
-            raise ConfigError(f"-C is key=value,key=value, each key once, not {text[at:]!r}", value=text)
+            what = f"see what follows {[*found][-1]!r}" if found else "see its beginning"  # a value may be a secret
+            raise ConfigError(f"-C is key=value,key=value, each key once; {what}")
         found[match[1]] = match[3] if match[2] is None else match[2]
         at = match.end()
     return found
@@ -155,8 +203,10 @@ def settings(given: Sequence[str]) -> dict[str, str]:
     found = {}
     for each in given:
         key, equals, value = each.partition("=")
-        if not equals or not key.isidentifier() or key in ("bus", "config", "on_notice"):
-            raise ConfigError(f"--set is key=value with a key of the bus's cfg file, not {each!r}")
+        if not equals:
+            raise ConfigError("--set is key=value with a key of the bus's cfg file; one of them has no =")
+        if not key.isidentifier() or key in ("bus", "config", "on_notice"):
+            raise ConfigError(f"--set is key=value with a key of the bus's cfg file, which {key!r} is not")
         found[key] = value
     return found
 

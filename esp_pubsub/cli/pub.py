@@ -15,6 +15,7 @@ from dataclasses import replace
 from .. import Client, ConfigError, DeliveryUnknown, EspError, Publisher, Schema
 from ..address import Address
 from ..config import SasOptions
+from ..requests import ask
 from ..text import MAX_LINE, BadText, Batch, CsvReader, JsonReader
 from .options import AdapterOptions, failover, opened, sas_options
 from .places import inputs, is_file
@@ -22,6 +23,8 @@ from .running import progress, say
 
 _BLOCK = 64
 _COMPLAINTS = 10
+_LATE = 0.1  # seconds that events of a feed with a rate may make up for; after a longer pause it begins anew
+_ANSWER = 30.0  # seconds that an engine has to work off what it got
 
 
 class Pub:
@@ -37,6 +40,8 @@ class Pub:
         self._block = options.blocksize
         if self._block is None:
             self._block = _BLOCK if is_file(options.fsname) and not options.growinginputfile else 1
+        if options.maxevents:
+            self._block = min(self._block, options.maxevents)  # the last of them must not wait for more
         self._bad = 0
         self._events = 0
         self._shown = 0
@@ -62,6 +67,8 @@ class Pub:
                     finally:
                         if not _cancelled():
                             await _settle(publisher)
+                if options.quiesce:
+                    await self._quiesce(client, address)
         finally:
             self._tell()
 
@@ -71,6 +78,13 @@ class Pub:
         if found is None:
             raise ConfigError(f"nobody has published to {topic} yet, so it has no schema: give one")
         return found
+
+    async def _quiesce(self, client: Client, address: Address) -> None:
+        """Ask the engine behind the bus to work off what it got, and wait for it."""
+        project = f"dfESP://{address.hostport}/{address.project}"
+        answered = await ask(client, address.metadata, {"do": "quiesce", "url": project}, _ANSWER)
+        if "error" in answered:
+            raise EspError(f"{project} cannot be quiesced: {answered['error']}")
 
     async def _run(self, client: Client) -> int:
         """As said, else the one that the group is in: `esp purge` begins the next one."""
@@ -105,18 +119,27 @@ class Pub:
                     return
 
     async def _one(self, publisher: Publisher, reader: CsvReader | JsonReader, chunks: AsyncIterator[bytes]) -> bool:
-        """All of one input; False when there were enough events."""
+        """All of one input; False when there were enough events. While the next peer is waited for, only what one
+        sends ends it, not how one leaves.
+        """
         left: BadText | None = None
+        follow = self._options.growinginputfile
         try:
-            async for chunk in chunks:
+            async for chunk in _all_first(chunks) if self._options.prebuffer else chunks:
                 if not await self._inject(publisher, reader.feed(chunk)):
                     return False
         except BadText as e:
             if e.line is not None:  # the reader's own, which gave out what was in front of it
                 raise
             left = e
-        more = await self._inject(publisher, reader.close())
-        if left is not None and not self._options.ignorecsvparseerrors:
+        more = True
+        try:
+            more = await self._inject(publisher, reader.close())
+        except BadText as e:
+            if left is None and not follow:
+                raise
+            left = left or e
+        if left is not None and not (follow or self._options.ignorecsvparseerrors):
             raise left
         if left is not None:
             self._skip(left)
@@ -143,7 +166,7 @@ class Pub:
         self._events += len(rows)
 
     async def _pace(self, publisher: Publisher) -> None:
-        """A member that comes late hurries until it is where its group is."""
+        """A member that comes late hurries until it is where its group is. A pause of the input is not made up for."""
         stats, now = publisher.stats, asyncio.get_running_loop().time()
         if stats.on_bus > stats.given:
             self._begun, self._paced = now, self._events
@@ -151,6 +174,8 @@ class Pub:
         early = self._begun + (self._events - self._paced) / self._options.rate - now
         if early > 0:
             await asyncio.sleep(early)
+        elif early < -_LATE:
+            self._begun, self._paced = now, self._events
 
     def _line(self, seconds: float) -> str:
         publisher = self._publisher
@@ -169,6 +194,11 @@ class Pub:
         acked = "all" if stats.acked == stats.given else f"up to block {stats.acked}"
         skipped = f"; {self._bad:,} bad lines skipped" if self._bad else ""
         say(f"{self._events:,} events published, {ids}, {acked} acknowledged{skipped}")
+
+
+async def _all_first(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    for chunk in [chunk async for chunk in chunks]:
+        yield chunk
 
 
 def _cancelled() -> bool:
