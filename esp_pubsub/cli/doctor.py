@@ -100,12 +100,12 @@ async def _bus(name: str, config: str | None, keys: Mapping[str, Any]) -> tuple[
 def check_history(files: Sequence[Path]) -> None:
     """EspError if anything was lost, doubled, reordered, invented or stuck."""
     lines: list[str] = []
-    for path in files:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            lines += file
     try:
+        for path in files:
+            with path.open(encoding="utf-8", newline="\n") as file:
+                lines += file
         verdict = check(read(lines))
-    except ValueError as e:
+    except ValueError as e:  # text that is not UTF-8 among them
         raise EspError(str(e)) from None
     print(verdict)
     if not verdict.ok:

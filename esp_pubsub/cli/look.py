@@ -96,8 +96,15 @@ def _shown(outcome: Outcome) -> str:
 def _header(what: str, frame: Frame) -> str:
     return (
         f"{frame.position!s:>12}  {what:<6} {frame.run:<4} {frame.id:<12} {frame.count:>7} {len(frame.data):>9}  "
-        f"{frame.term:>4}  {frame.settled:<8}  {moment(0, frame.sent_at):%Y-%m-%d %H:%M:%S.%f}  {frame.source:016x}"
+        f"{frame.term:>4}  {frame.settled:<8}  {_sent(frame):<26}  {frame.source:016x}"
     )
+
+
+def _sent(frame: Frame) -> str:
+    try:
+        return f"{moment(0, frame.sent_at):%Y-%m-%d %H:%M:%S.%f}"
+    except OverflowError:  # nothing guards it on its way
+        return "after the year 9999"
 
 
 async def _topic(client: Client, address: Address, side: Side | None) -> str:

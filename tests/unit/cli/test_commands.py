@@ -1,6 +1,7 @@
 """What needs no bus: help, the extra, keys, history files."""
 
 import ast
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,11 @@ from typer.testing import CliRunner
 
 from esp_pubsub import ConfigError, EventFlag, Opcode
 from esp_pubsub.cli.app import app
+from esp_pubsub.cli.look import _header
 from esp_pubsub.cli.options import adapter_options, failover, pairs, settings
 from esp_pubsub.config import SasOptions
 from esp_pubsub.testing.history import Delivered, Published, line
+from esp_pubsub.wire.frame import BLOCK, frames, parse, seal
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = ["pub", "sub", "adapter", "topics", "tail", "top", "purge", "doctor", "check-history", "demo"]
@@ -81,13 +84,64 @@ def test_settings_are_keys_of_the_bus(text: str) -> None:
     ("key", "value"),
     [
         ("blocksize", "0"), ("blocksize", "many"), ("fstype", "xml"), ("side", "up"), ("header", "-1"), ("rate", "-1"),
-        ("addcsvflags", "some"), ("csvincludeschema", "always"), ("periodicity", "soon"), ("quiesce", "true"),
-        ("nosuchkey", "1"), ("type", "both"),
+        ("addcsvflags", "some"), ("csvincludeschema", "always"), ("periodicity", "soon"),
+        ("nosuchkey", "1"), ("type", "both"), ("loglevel", "loud"), ("schema", "id:int64"), ("schema", "id"),
     ],
 )  # fmt: skip
 def test_a_key_that_cannot_be_is_refused(key: str, value: str) -> None:
     with pytest.raises(ConfigError):
         adapter_options(PLACE, {key: value})
+
+
+@pytest.mark.parametrize(
+    ("type", "key", "value"),
+    [
+        *(("sub", key, "true") for key in (
+            "quiesce", "growinginputfile", "prebuffer", "transactional", "publishwithupsert", "ignorecsvparseerrors",
+            "hotfailover",
+        )),
+        *(("sub", key, "3") for key in (
+            "blocksize", "rate", "repeatcount", "failovergroup", "numbufferedmsgs", "zookeeperhostport", "election",
+            "run", "header",
+        )),
+        ("pub", "group", "g"), ("pub", "csvincludeschema", "once"), ("pub", "periodicity", "1"),
+        ("pub", "maxfilesize", "1"),
+    ],
+)  # fmt: skip
+def test_a_key_of_the_other_direction_is_refused_by_name(type: str, key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} "):
+        adapter_options({**PLACE, "type": type}, {key: value})
+    other = "sub" if type == "pub" else "pub"
+    assert adapter_options({**PLACE, "type": other}, {key: value}).type == other
+
+
+def test_a_prebuffered_input_has_an_end() -> None:
+    with pytest.raises(ConfigError, match="prebuffer"):
+        adapter_options({**PLACE, "type": "pub"}, {"prebuffer": "true", "growinginputfile": "true"})
+
+
+def test_loglevel_says_how_much_is_said() -> None:
+    log = logging.getLogger("esp_pubsub")
+    before = log.level
+    try:
+        adapter_options(PLACE, {}).log()
+        assert log.level == before
+        for level, number in (("trace", 10), ("warn", 30), ("off", 51)):
+            adapter_options(PLACE, {"loglevel": level}).log()
+            assert log.level == number
+    finally:
+        log.setLevel(before)
+
+
+@pytest.mark.parametrize("given", ["sasl.password=hunter2", "password:hunter2", "hunter2"])
+def test_a_value_that_may_be_a_secret_is_not_shown(given: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings([given])
+    assert "hunter2" not in str(refused.value)
+    for text in (f"a=1,{given},", f'{given}="', f"a=1,,{given}"):
+        with pytest.raises(ConfigError) as refused:
+            pairs(text)
+        assert "hunter2" not in repr(refused.value) + str(vars(refused.value))
 
 
 def test_flags_win_over_keys() -> None:
@@ -129,3 +183,15 @@ def test_histories_are_judged(tmp_path: Path) -> None:
     judged = subprocess.run([*judge, good, bad], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (judged.returncode, judged.stderr) == (1, "esp: 2 faults\n")
     assert "doubled" in judged.stdout
+
+
+def test_a_history_that_is_no_text_is_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "history").write_bytes(b"\xff\xfe")
+    judge = [sys.executable, "-m", "esp_pubsub.cli", "check-history", tmp_path / "history"]
+    refused = subprocess.run(judge, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1 and "utf-8" in refused.stderr
+
+
+def test_a_moment_that_no_calendar_has_does_not_end_tail() -> None:
+    (message,) = frames([seal(BLOCK, id=1)], settled=0, sent_at=1 << 63)
+    assert "after the year 9999" in _header("block", parse(message, 0))
