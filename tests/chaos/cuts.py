@@ -18,7 +18,7 @@ import resource
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -107,22 +107,33 @@ class Held:
             "channels": sum(len(connection.channels) for connection in connections),
         }
 
-    async def all(self) -> dict[str, int]:
-        """Everything, when it has come to rest."""
+    async def all(self, most: Mapping[str, int]) -> dict[str, int]:
+        """Everything, when it has come to rest. The broker counts what it closes a moment longer: so it is asked until
+        it says the same twice, and no more than `most`.
+        """
         before, same, end = self.here(), 0, time.monotonic() + QUIET
         while same < _STEADY and time.monotonic() < end:
             await asyncio.sleep(0.1)
             now = self.here()
             same, before = (same + 1 if now == before else 0), now
         gc.collect()
-        found = dict(before)
-        for what in ("connections", "channels", "queues"):
-            text = await asyncio.to_thread(self._broker.ctl, f"list_{what}", "name" if what == "queues" else "pid")
-            found[f"broker's {what}"] = len(text.splitlines())
+        there, last = await self._there(), {}
+        while time.monotonic() < end and (
+            there != last or any(there[what] > most.get(what, there[what]) for what in there)
+        ):
+            there, last = await self._there(), there
+        found = before | there
         found["broker's descriptors"] = len(os.listdir(f"/proc/{self._broker.nodes[0].pid}/fd"))
         found["objects"] = len(gc.get_objects())
         found["memory"] = _memory(os.getpid())
         found["broker's memory"] = _memory(self._broker.nodes[0].pid)
+        return found
+
+    async def _there(self) -> dict[str, int]:
+        found = {}
+        for what in ("connections", "channels", "queues"):
+            text = await asyncio.to_thread(self._broker.ctl, f"list_{what}", "name" if what == "queues" else "pid")
+            found[f"broker's {what}"] = len(text.splitlines())
         return found
 
 
@@ -173,14 +184,14 @@ async def play(broker: RabbitMQ, mode: str, times: int, warm: int, say: Callable
             stack.callback(line.end)
         held = Held(broker, [client.bus for client in clients])
         slowest = 0.0
-        looks = []
+        looks: list[dict[str, int]] = []
         for count in (warm, times - warm):
             for _ in range(count):
                 slowest = max(slowest, await cut(both, proxies))
                 if whole and any(isinstance(notice, Missed) for notice in told):
                     raise Ended(f"something was missed: {told}")
                 told.clear()
-            looks.append(await held.all())
+            looks.append(await held.all(looks[0] if looks else {}))
         first, last = looks
         troubles = sum(line.publisher.stats.troubles for line in both)
     say(f"{mode}: {times} cuts, {troubles} troubles of publishers, the slowest was mended after {slowest:.2f} s")

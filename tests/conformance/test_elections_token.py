@@ -17,7 +17,7 @@ from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.server import HOST
 
-PATIENCE = 8.0  # three heartbeats until a silent one is found, and what a loaded machine adds
+PATIENCE = 20.0  # three heartbeats until a silent one is found, and what a loaded machine adds
 QUIET = 0.3
 
 

@@ -68,15 +68,15 @@ def context(rabbitmq: RabbitMQ, settings: dict[str, Any]) -> conformance.Context
                 opened._link.end(BusUnavailable("cut"))
 
     return conformance.Context(
-        open_bus=lambda: open_rabbitmq(rabbitmq, timeout=2.0, **settings),
+        open_bus=lambda: open_rabbitmq(rabbitmq, **settings),
         fail_in_the_middle=fail_in_the_middle,
         cut=cut,
-        patience=10.0,
+        patience=20.0,
         quiet=0.1,
     )
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("mode", "name"), CASES)
 async def test_rabbitmq(mode: str, name: str, rabbitmq: RabbitMQ) -> None:
     try:

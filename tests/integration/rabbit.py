@@ -32,7 +32,7 @@ import asyncio, json, sys
 import esp_pubsub as esp
 from tests.integration.members import SCHEMA, rows
 
-async def main(settings, url, blocks):
+async def main(settings, url, blocks, waits_at):
     async with esp.init("rabbitmq", on_notice=lambda notice: None, **json.loads(settings)) as client:
         async with client.publisher(url, SCHEMA, failover=esp.Failover("feed")) as publisher:
             async def tell():
@@ -41,6 +41,8 @@ async def main(settings, url, blocks):
                     print(change.role, flush=True)
             telling = asyncio.create_task(tell())
             for id in range(1, int(blocks) + 1):
+                if id == int(waits_at):
+                    await asyncio.to_thread(sys.stdin.readline)
                 await publisher.inject(rows(id))
                 await asyncio.sleep(0.001 * (publisher.stats.on_bus < id))  # who is late hurries
             await publisher.flush(30)
@@ -64,7 +66,7 @@ def topic_of(url: str) -> str:
 def settings(rabbitmq: RabbitMQ, **more: Any) -> dict[str, Any]:
     node = rabbitmq.nodes[0]
     return {
-        "host": HOST, "port": node.port, "streamport": node.stream_port, "exchange": EXCHANGE, "timeout": 2.0
+        "host": HOST, "port": node.port, "streamport": node.stream_port, "exchange": EXCHANGE, "timeout": 5.0
     } | more  # fmt: skip
 
 
@@ -111,18 +113,23 @@ async def stranger(rabbitmq: RabbitMQ) -> AsyncIterator[Any]:
 
 async def confirmed(pipe: Any, count: int) -> int:
     found = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while found < count:
             found = await pipe.confirmed(found)
     return found
 
 
 @contextlib.asynccontextmanager
-async def member(options: dict[str, Any], url: str, blocks: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A member of a failover group in a process of its own, which publishes so many blocks."""
+async def member(
+    options: dict[str, Any], url: str, blocks: int, waits_at: int = 0
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A member of a failover group in a process of its own, which publishes so many blocks. It waits at one of them, if
+    told so, until it may `go_on`.
+    """
     made = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", MEMBER, json.dumps(options), url, str(blocks), stdout=asyncio.subprocess.PIPE, cwd=ROOT
-    )
+        sys.executable, "-c", MEMBER, json.dumps(options), url, str(blocks), str(waits_at), cwd=ROOT,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
     try:
         yield made
     finally:
@@ -131,7 +138,14 @@ async def member(options: dict[str, Any], url: str, blocks: int) -> AsyncIterato
         await made.communicate()
 
 
-async def has_role(member: asyncio.subprocess.Process, role: str, seconds: float = 20.0) -> None:
+async def go_on(*members: asyncio.subprocess.Process) -> None:
+    for member in members:
+        assert member.stdin is not None
+        member.stdin.write(b"go on\n")
+        await member.stdin.drain()
+
+
+async def has_role(member: asyncio.subprocess.Process, role: str, seconds: float = 30.0) -> None:
     assert member.stdout is not None
     async with asyncio.timeout(seconds):
         while (line := await member.stdout.readline()) != f"{role}\n".encode():

@@ -10,13 +10,13 @@ import pytest
 
 from esp_pubsub.notices import Notice
 from tests.integration.members import until
-from tests.integration.rabbit import PERSISTENT, has_role, member, new_url, reading, settings
+from tests.integration.rabbit import PERSISTENT, go_on, has_role, member, new_url, reading, settings
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.server import HOST, free_ports
 
 LATE = 0.1  # seconds, on each way
-BLOCKS = 3_000
+BLOCKS, WAITS_AT = 3_000, 500
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -44,11 +44,11 @@ async def test_no_reader_finds_a_hole_when_the_active_is_killed_while_the_nodes_
         async with (
             reading(broker, url, told, "near", **patient, **near) as here,
             reading(broker, url, told, "far", **patient, **far) as there,
-            member(settings(broker, **patient, **near), url, BLOCKS) as active,
+            member(settings(broker, **patient, **near), url, BLOCKS, WAITS_AT) as active,
         ):
             await has_role(active, "active")
             async with (
-                member(settings(broker, **patient, **standby), url, BLOCKS) as other,
+                member(settings(broker, **patient, **standby), url, BLOCKS, WAITS_AT) as other,
                 asyncio.TaskGroup() as tasks,
             ):
                 for reader in (here, there):
@@ -56,7 +56,8 @@ async def test_no_reader_finds_a_hole_when_the_active_is_killed_while_the_nodes_
                 await has_role(other, "candidate")
                 for way in ways:
                     way.delay(LATE)
-                await until(lambda here=here, there=there: here.following > there.following + 20)
+                await go_on(active, other)
+                await until(lambda here=here, there=there: here.following > there.following + 20, 30)
                 active.kill()
                 await has_role(other, "active")
                 for way in ways:

@@ -28,7 +28,9 @@ from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 
 HOST = "127.0.0.1"
-TIMEOUT = 1.0
+TIMEOUT = 10.0  # longer than any machine takes; a broker that is frozen on purpose is given SHORT
+SHORT = 1.0
+SLACK = 5.0  # what a loaded machine may add
 SMALL = {"max-length-bytes": "4000", "stream-max-segment-size-bytes": "1000"}
 
 
@@ -71,7 +73,7 @@ async def put(streams: Streams, name: str, sent: Sequence[bytes]) -> None:
 
 async def read(feed: Feed, count: int) -> list[Message]:
     found: list[Message] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len(found) < count:
             items = await feed.read(10_000, 1 << 20)
             assert not any(isinstance(item, Break) for item in items), items
@@ -144,7 +146,7 @@ async def test_streams_keep_the_contract(check: str, rabbitmq: RabbitMQ) -> None
             if "link" in check:
                 proxy = await asyncio.to_thread(Proxy, HOST, port)  # finding a port reads a file
                 port = (await proxies.enter_async_context(proxy)).port
-            streams = streams_at(port, SMALL if "retention" in check or "expired" in check else {}, 2.0)
+            streams = streams_at(port, SMALL if "retention" in check or "expired" in check else {})
             await streams.begin()
             return StreamBus(streams, proxy)  # type: ignore[return-value]
 
@@ -220,7 +222,7 @@ async def write_and_count(pipe: StreamPipe, sent: Sequence[bytes], counted: list
 @pytest.mark.parametrize("idle", [False, True])
 async def test_a_frozen_broker_ends_what_is_open_within_the_timeout(rabbitmq: RabbitMQ, name: str, idle: bool) -> None:
     before = sockets()
-    async with opened(rabbitmq) as streams:
+    async with opened(rabbitmq, timeout=SHORT) as streams:
         pipe, feed = await streams.pipe(name), await streams.feed(name, "latest")
         tasks = len(asyncio.all_tasks())
         await asyncio.to_thread(rabbitmq.freeze)
@@ -231,16 +233,16 @@ async def test_a_frozen_broker_ends_what_is_open_within_the_timeout(rabbitmq: Ra
             else:
                 await pipe.write([b"x" * 1000] * 5_000)
                 await pipe.confirmed(0)
-        assert time.monotonic() - began < 2 * TIMEOUT + 0.5
+        assert time.monotonic() - began < 2 * SHORT + SLACK
         with pytest.raises(BusUnavailable):
             await streams.pipe(name)
         await pipe.aclose()
         await feed.aclose()
-        assert time.monotonic() - began < 5 * TIMEOUT + 1
+        assert time.monotonic() - began < 5 * SHORT + SLACK
         assert len(asyncio.all_tasks()) == tasks
     assert sockets() == before
     rabbitmq.thaw()
-    async with opened(rabbitmq, timeout=10.0) as streams:
+    async with opened(rabbitmq) as streams:
         await put(streams, name, [b"after"])
         assert (await all_of(streams, name))[-1] == b"after"
 
@@ -261,8 +263,8 @@ async def test_a_broker_that_was_killed_has_what_it_confirmed_at_the_same_positi
         with pytest.raises(BusUnavailable):
             await feed.read(10, 1 << 20)
         await asyncio.to_thread(rabbitmq.mend)
-    async with opened(rabbitmq, timeout=10.0) as streams:
-        async with asyncio.timeout(10):
+    async with opened(rabbitmq) as streams:
+        async with asyncio.timeout(60):
             while await bounds_if_served(streams, name) != bounds:
                 pass
         assert await read(await streams.feed(name, known[40].position), 60) == known[40:]
@@ -317,7 +319,7 @@ async def by_rstream(rabbitmq: RabbitMQ, name: str, count: int) -> list[bytes]:
             name, lambda message, _: found.put_nowait(bytes(message.body)), decoder=amqp_decoder,
             offset_specification=ConsumerOffsetSpecification(OffsetType.FIRST),
         )  # fmt: skip
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             return [await found.get() for _ in range(count)]
     finally:
         await consumer.close()
@@ -325,7 +327,7 @@ async def by_rstream(rabbitmq: RabbitMQ, name: str, count: int) -> list[bytes]:
 
 async def by_amqp(rabbitmq: RabbitMQ, name: str, count: int) -> list[bytes]:
     found = []
-    async with await aio_pika.connect(rabbitmq.url) as connection, asyncio.timeout(10):
+    async with await aio_pika.connect(rabbitmq.url) as connection, asyncio.timeout(30):
         channel = await connection.channel()
         await channel.set_qos(prefetch_count=10)
         queue = await channel.get_queue(name, ensure=False)
@@ -368,7 +370,7 @@ async def test_a_stream_that_others_made_is_used_as_it_is(rabbitmq: RabbitMQ, na
         channel = await connection.channel()
         await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "stream", "x-max-age": "5h"})
         await channel.default_exchange.publish(aio_pika.Message(b"0"), name)
-    async with opened(rabbitmq, timeout=5.0) as streams:
+    async with opened(rabbitmq) as streams:
         await put(streams, name, [b"1"])
         assert await all_of(streams, name) == [b"0", b"1"]
 
@@ -387,7 +389,7 @@ async def test_what_the_broker_refuses_is_refused(rabbitmq: RabbitMQ, name: str)
 
 
 async def test_a_reader_that_is_not_read_takes_few_chunks_in_advance(rabbitmq: RabbitMQ, name: str) -> None:
-    async with opened(rabbitmq, timeout=10.0) as streams:
+    async with opened(rabbitmq) as streams:
         feed = await streams.feed(name, "earliest")
         await put(streams, name, [b"x" * 100_000] * 200)
         found = await read(feed, 1)
@@ -414,7 +416,7 @@ async def test_a_reader_that_retention_overtook_goes_on_behind_a_break(rabbitmq:
             await pipe.write([b"%d" % n + b"." * 200])
             await pipe.confirmed(n)
         items: list[Message | Break] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not items or not isinstance(items[-1], Message) or not items[-1].data.startswith(b"299."):
                 items += await feed.read(10, 1 << 20)
         at = next(at for at, item in enumerate(items) if isinstance(item, Break))

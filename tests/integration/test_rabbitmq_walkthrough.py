@@ -54,6 +54,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 ADAPTER = ["-m", "esp_pubsub.cli", "adapter"]
 LINES, RATE = 900, 600  # a block each
+PART = 600  # of them, which are there from the start
 PATIENCE = 30.0
 
 
@@ -160,7 +161,7 @@ def test_the_vendors_walk_through(stage: Callable[[], Stage]) -> None:
 
 
 def walk(stage: Stage, trades: list[tuple[int, str, int]], *, fails: bool) -> str:
-    """What the file holds in the end."""
+    """What the file holds in the end. The input grows, so that it ends behind the takeover, however long that takes."""
     active = stage.engine("RH1")
     stage.logged("RH1", "Hot failover state switched to active")
     stage.engine("RH2")
@@ -169,19 +170,23 @@ def walk(stage: Stage, trades: list[tuple[int, str, int]], *, fails: bool) -> st
     url = f"dfESP://{stage.cluster}/tradesRMQ/trades"
     subscriber = stage.adapter("-k", "sub", "-h", f"{url}/Aggregate24HR?snapshot=false", "-f", "trades1M_aggr24hr.csv")
     stage.has_queues(2, stage.output)
-    stage.file("trades1M.csv").write_text("".join(f"i,n,{id},{symbol},{many}\n" for id, symbol, many in trades))
-    more = f'rate={RATE},schema="{TRADES}"'
-    publisher = stage.adapter("-k", "pub", "-h", f"{url}/TradesSource", "-f", "trades1M.csv", "-C", more)
-    output = stage.file("trades1M_aggr24hr.csv")
-    if fails:
+    os.mkfifo(stage.file("trades1M.csv"))
+    lines = [f"i,n,{id},{symbol},{many}\n".encode() for id, symbol, many in trades]
+    with stage.file("trades1M.csv").open("r+b", buffering=0) as growing:  # for reading too: so it waits for no reader
+        growing.write(b"".join(lines[:PART]))
+        more = f'rate={RATE},schema="{TRADES}"'
+        publisher = stage.adapter("-k", "pub", "-h", f"{url}/TradesSource", "-f", "trades1M.csv", "-C", more)
+        output = stage.file("trades1M_aggr24hr.csv")
         until(lambda: output.read_text().count("\n") > LINES / 3, lambda: "too little is written")
-        active.send_signal(signal.SIGINT)
-        stage.logged(
-            "RH2", "Standby sending buffered messages, last message id = ", "Standby synced, current message id = ",
-            "Hot failover state switched to active",
-        )  # fmt: skip
-        assert publisher.poll() is None
-        stage.has_queues(1, stage.output)
+        if fails:
+            active.send_signal(signal.SIGINT)
+            stage.logged(
+                "RH2", "Standby sending buffered messages, last message id = ",
+                "Standby synced, current message id = ", "Hot failover state switched to active",
+            )  # fmt: skip
+            assert publisher.poll() is None
+            stage.has_queues(1, stage.output)
+        growing.write(b"".join(lines[PART:]))
     assert publisher.wait(PATIENCE) == 0
     until(lambda: output.read_text().count("\n") == LINES, lambda: "the file does not become whole")
     subscriber.send_signal(signal.SIGINT)
