@@ -425,13 +425,13 @@ class Publisher:
         await self._group.hand_over()
 
     async def roles(self) -> AsyncIterator[RoleChange]:
-        """The role changes of this failover member from now on, as they happen; ends never, so leave the loop."""
+        """The role changes of this failover member from now on, as they happen; ends after the last, `left`."""
         if self._group is None:
             raise WrongOrder(f"the publisher on {self.topic} is in no failover group; pass failover=")
         changes: asyncio.Queue[RoleChange] = asyncio.Queue(_ROLES_KEPT)
         self._group.subscribe(changes)
         try:
-            while True:
+            while self._group.role != "left" or not changes.empty():
                 yield await changes.get()
         finally:
             self._group.unsubscribe(changes)

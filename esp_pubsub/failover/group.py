@@ -13,12 +13,12 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
 from .._news import News
-from ..bus import Bus, Deaths, Election, Message
+from ..bus import Break, Bus, Deaths, Election, Feed, Message
 from ..errors import BusUnavailable, Closed, ConfigError
 from ..sender import Sender
 from .control import Beat, Claim, Control, Identity, Setup, differences
@@ -130,6 +130,7 @@ class Group:
         self._followed: int | None = None
         self._begun_at = 0
         self._heard_other_at = -_HEARD
+        self._strangers_until = -1.0
         self._following = False
         self._ineligible = True
         self._hand_over: asyncio.Future[None] | None = None
@@ -215,14 +216,19 @@ class Group:
 
     def _hear_other(self, said: Beat) -> None:
         """Another member leads. What a group said that is long gone binds nobody: only who speaks now is compared."""
-        speaks_now = self._control.reading.is_set()
+        speaks_now, now = self._control.reading.is_set(), asyncio.get_running_loop().time()
+        if said.setup.topic == self._setup.topic and said.run != self._member.run:
+            self._member.heard(said.run, said.settled, said.chain)  # a higher one ends ours, a lower one is over
+            return
         differ = differences(self._setup, said.setup)
         if differ is None:
             self._member.heard(said.run, said.settled, said.chain)
         elif speaks_now:
             raise differ
+        else:  # whether that group is gone is known when it should have spoken again
+            self._strangers_until = -1.0 if said.resigns else now + _HEARD
         if speaks_now and not said.resigns:
-            self._heard_other_at = asyncio.get_running_loop().time()
+            self._heard_other_at = now
 
     @property
     def others_lead(self) -> bool:
@@ -244,15 +250,29 @@ class Group:
         try:
             self._following = True
             while True:
-                messages = [m for m in await feed.read(1_000, 4 << 20) if isinstance(m, Message)]
-                self._member.follow_all([message.data for message in messages])
-                if messages and self._bus.capabilities.replay:
-                    self._followed = messages[-1].position
+                found = await feed.read(1_000, 4 << 20)
+                broken = [at for at, kind in enumerate(map(type, found)) if kind is Break]
+                for start, end in zip([0, *(at + 1 for at in broken)], [*broken, len(found)], strict=True):
+                    if start:
+                        await self._begin_anew(feed)
+                    self._take(cast(Sequence[Message], found[start:end]))
                 self._told()
                 self._news.tell()
         finally:
             self._following = False
             await feed.aclose()
+
+    def _take(self, messages: Sequence[Message]) -> None:
+        """Messages between which nothing is missing."""
+        self._member.follow_all([message.data for message in messages])
+        if messages and self._bus.capabilities.replay:
+            self._followed = messages[-1].position
+
+    async def _begin_anew(self, feed: Feed) -> None:
+        """Continuity ended: what was followed so far says nothing of what comes next, nor of where that stands."""
+        self._member.rejoin()
+        if self._bus.capabilities.replay:
+            self._followed = (await feed.bounds()).first - 1
 
     async def _begin_at(self) -> int | Literal["latest"]:
         """A little before the end, so that the group's last block is found after a restart of all its members."""
@@ -290,7 +310,13 @@ class Group:
 
     async def _until_eligible(self) -> None:
         self._ineligible = True
-        while not (self._member.eligible and self._following and self._control.reading.is_set()):
+        loop = asyncio.get_running_loop()
+        while not (
+            self._member.eligible
+            and self._following
+            and self._control.reading.is_set()
+            and loop.time() > self._strangers_until
+        ):
             try:
                 async with asyncio.timeout(_PAUSE):
                     await self._news.wait()

@@ -86,7 +86,7 @@ class LogElection:
                     self._news.tell()
                 return
             self._term = said.term if ours else None
-            self._number = 0
+            self._number, self._saw = 0, (0, 0)  # nothing yet of this term
             self._give_up_unwanted()
         self._heard_at = asyncio.get_running_loop().time()
         self._nobody_leads = ballot.leader in (None, self._dead)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
 
 import esp_pubsub as esp
+from esp_pubsub.failover.control import Beat, Control, Identity, Setup
 from esp_pubsub.notices import Failure, Notice
 from tests.integration.members import (
     CLOSING,
     GROUP,
     SCHEMA,
+    TOPIC,
     URL,
     inject,
     inject_until_refused,
@@ -204,8 +206,7 @@ async def test_members_that_send_arrow_send_the_same_bytes_whatever_their_tables
     whole = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "a": ["a", None, "c"]})
     pieces = pa.concat_tables([whole.slice(0, 1), pa.table({"id": [0, 2, 3], "a": ["x", None, "c"]}).slice(1)])
     arrow = esp.PublisherOptions(body="arrow")
-    async with member(bus_directory, options=arrow) as a, member(bus_directory, options=arrow) as b:
-        await is_active(a)
+    async with pair(bus_directory, options=arrow) as (a, b):
         assert await (await a.inject(whole)) == "acked"
         assert await (await b.inject(pieces)) == "covered"
 
@@ -295,3 +296,97 @@ async def test_everybody_who_waits_for_a_delivery_hears_that_the_member_left(bus
             with contextlib.suppress(esp.EspError):
                 await b.aclose()
     assert [notice for notice in notices if isinstance(notice, Failure) and isinstance(notice.error, esp.InputDiffers)]
+
+
+# what others say
+
+
+def control_of(publisher: esp.Publisher, client: esp.Client) -> Control:
+    group = publisher._group
+    assert group is not None
+    return Control(client.bus, group._control.topic, publisher.source, publisher.run, hear=lambda said: None)
+
+
+async def test_the_last_beat_of_a_run_that_is_over_ends_no_member_of_the_next(bus_directory: Path) -> None:
+    """However it was set up: a leader that was frozen before the new run began beats once when it thaws."""
+    async with pair(bus_directory, run=1) as (a, b), esp.init(dir=bus_directory) as client:
+        zombie = Identity("zombie", 7, "", "h", 1)
+        control = control_of(a, client)
+        control._run = 0
+        await control.beat(
+            Beat(Setup(TOPIC, SCHEMA, "arrow of pyarrow 1", "token"), zombie, 0, 5, 1, 9, 9, None, False)
+        )
+        await control._drop_pipe()
+        await (await inject(a, 1, 3))
+        assert await (await inject(b, 1, 3)) == "covered"
+
+
+async def test_a_higher_run_replaces_ours_however_it_is_set_up(bus_directory: Path) -> None:
+    arrow = esp.PublisherOptions(body="arrow")
+    async with pair(bus_directory) as (a, b), member(bus_directory, run=1, options=arrow) as c:
+        await (await c.inject(rows(1)))
+        for old in (a, b):
+            with pytest.raises(esp.Stale):
+                await inject_until_refused(old, 1)
+
+
+async def test_it_is_the_newcomer_who_leaves_a_group_of_another_topic_whatever_its_run(bus_directory: Path) -> None:
+    async with member(bus_directory) as a:
+        await is_active(a)
+        await (await inject(a, 1, 3))
+        async with member(bus_directory, url="dfESP://local:5555/p/q/other", run=1, options=CLOSING) as b:
+            with pytest.raises(esp.ConfigError, match="p/q/other/I"):
+                await inject_until_refused(b, 1)
+            assert b.stats.sent == 0
+        await (await a.inject(rows(4)))
+        assert a.stats.role == "active"
+
+
+async def test_it_is_the_newcomer_who_leaves_a_group_that_elects_differently(
+    bus_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Appointed:
+        """An election that this member always wins."""
+
+        async def run(self) -> None:
+            await asyncio.Event().wait()
+
+        async def campaign(self) -> int:
+            return 1
+
+        async def watch(self) -> Literal["lost"]:
+            await asyncio.Event().wait()
+            return "lost"
+
+        async def resign(self) -> None:
+            pass
+
+    async def appointed(client: esp.Client, kind: str, control: str) -> Any:
+        return None if kind == "log" else lambda line, member: Appointed()
+
+    monkeypatch.setattr(esp.Client, "_election", appointed)
+    async with member(bus_directory, election="appointed", options=CLOSING) as a:
+        await is_active(a)
+        await (await inject(a, 1, 3))
+        async with member(bus_directory, options=CLOSING) as b:
+            await until(lambda: b.stats.role == "left")
+            with pytest.raises(esp.ConfigError, match="election: ours 'log', theirs 'appointed'"):
+                await b.inject(rows(1))
+            assert b.stats.sent == 0
+        await (await a.inject(rows(4)))
+
+
+async def test_the_role_changes_of_a_member_end_with_its_last(bus_directory: Path) -> None:
+    async with member(bus_directory) as a:
+        seen: list[str] = []
+
+        async def look() -> None:
+            async for change in a.roles():
+                seen.append(change.role)  # noqa: PERF401  # what was seen so far counts
+
+        looking = asyncio.create_task(look())
+        await is_active(a)
+        await a.aclose()
+        async with asyncio.timeout(5):
+            await looking
+        assert seen[-1] == "left"
