@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
-from ..bus import Bus, Feed, Message, Pipe
+from ..bus import Break, Bus, Feed, Message, Pipe
 from ..errors import BadFrame, BusUnavailable, ConfigError
 from ..wire.frame import BEAT, CLAIM, Sealed, frames, parse
 from ..wire.maps import read_map, seal_map
@@ -21,6 +21,7 @@ from ..wire.maps import read_map, seal_map
 _BACK = 256  # messages before the end with which a newcomer begins
 _PAUSE = 0.05
 _WRITE_DEADLINE = 10.0  # the driver has a shorter one of its own
+_KINDS: dict[str, Any] = {"int": int, "str": str, "bool": bool, "int | None": int | None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,9 @@ class Claim:
     saw_number: int
 
 
+T = TypeVar("T", Identity, Setup, Beat, Claim)
+
+
 def differences(ours: Setup, theirs: Setup) -> ConfigError | None:
     """What two members should have in common and have not, both shown."""
     pairs = [(key, value, getattr(theirs, key)) for key, value in asdict(ours).items() if value != getattr(theirs, key)]
@@ -77,6 +81,14 @@ def differences(ours: Setup, theirs: Setup) -> ConfigError | None:
         return None
     text = "; ".join(f"{key}: ours {mine!r}, theirs {other!r}" for key, mine, other in pairs)
     return ConfigError(f"another member of this failover group is set up differently: {text}", differences=pairs)
+
+
+def _sound(said: T) -> T:
+    """What came from elsewhere, if it is of the types that stand above; else TypeError."""
+    for field in fields(said):
+        if not isinstance(getattr(said, field.name), _KINDS.get(str(field.type), object)):
+            raise TypeError(f"{field.name} is not {field.type}")
+    return said
 
 
 class Control:
@@ -141,6 +153,8 @@ class Control:
                 if self._read_to is None or self._read_to >= self._end - 1:
                     self.reading.set()
                 for message in await feed.read(_BACK, 1 << 20):
+                    if isinstance(message, Break) and self._read_to is not None:
+                        self._read_to, self._end = (await feed.bounds()).first - 1, 0  # what was there is no more
                     if isinstance(message, Message):
                         if self._bus.capabilities.replay:
                             self._read_to = message.position
@@ -158,11 +172,11 @@ class Control:
             if frame.kind not in (BEAT, CLAIM):
                 return None
             values = read_map(frame)
-            identity = Identity(**values.pop("identity"))
+            identity = _sound(Identity(**values.pop("identity")))
             if frame.kind == CLAIM:
-                return Claim(identity=identity, run=frame.run, term=frame.term, **values)
-            setup = Setup(**values.pop("setup"))
-            return Beat(setup, identity, frame.run, frame.term, settled=frame.settled, **values)
+                return _sound(Claim(identity=identity, run=frame.run, term=frame.term, **values))
+            setup = _sound(Setup(**values.pop("setup")))
+            return _sound(Beat(setup, identity, frame.run, frame.term, settled=frame.settled, **values))
         except (BadFrame, TypeError, KeyError, AttributeError):
             return None
 

@@ -1,0 +1,102 @@
+"""The control topic: what counts as said there, and what is known once the topic itself is another one."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from esp_pubsub.bus import Bounds, Break, Capabilities, Message
+from esp_pubsub.failover.control import Beat, Claim, Control, Identity, Setup
+from esp_pubsub.wire.frame import BEAT, CLAIM, frames
+from esp_pubsub.wire.maps import seal_map
+from tests.unit.sender.scripted import until
+
+IDENTITY = Identity("host:1", 7, "", "host", 1)
+SAID = {
+    "setup": asdict(Setup("t", "id*:int64", "rows", "log")), "identity": asdict(IDENTITY), "number": 3, "given": 9,
+    "chain": None, "resigns": False,
+}  # fmt: skip
+
+
+class Log:
+    """A log that is what the test says: its messages, and what a reader is handed next."""
+
+    capabilities = Capabilities(
+        suffix_only=True, replay=True, retained=False, groups=False, incarnation=True, requests=False, catalog=False,
+        max_message_bytes=1 << 20,
+    )  # fmt: skip
+
+    def __init__(self, *messages: Message | Break) -> None:
+        self.bounds_now = Bounds(0, len(messages), 1)
+        self.coming: asyncio.Queue[Sequence[Message | Break]] = asyncio.Queue()
+        if messages:
+            self.coming.put_nowait(messages)
+
+    async def feed(self, topic: str, start: Any, group: str | None) -> "Log":
+        return self
+
+    async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        return await self.coming.get()
+
+    async def bounds(self) -> Bounds:
+        return self.bounds_now
+
+    async def aclose(self) -> None:
+        pass
+
+
+def message(kind: int, values: dict[str, Any], position: int = 0) -> Message:
+    return Message(position, frames([seal_map(kind, values, source=5, run=0)], 2, 0, 4)[0])
+
+
+async def heard(*messages: Message) -> list[Beat | Claim]:
+    said: list[Beat | Claim] = []
+    control = Control(Log(*messages), "control", 5, 0, hear=said.append)  # type: ignore[arg-type]
+    running = asyncio.ensure_future(control.run())
+    await until(control.reading.is_set)
+    running.cancel()
+    await asyncio.wait([running])
+    return said
+
+
+async def test_a_beat_says_what_its_writer_knows() -> None:
+    assert await heard(message(BEAT, SAID)) == [
+        Beat(Setup("t", "id*:int64", "rows", "log"), IDENTITY, 0, 4, 3, 9, 2, None, False)
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"number": "3"}, {"number": None}, {"given": 1.5}, {"chain": "x"}, {"resigns": 1}, {"more": 1},
+        {"setup": {}}, {"setup": None}, {"setup": SAID["setup"] | {"topic": 5}},
+        {"identity": 5}, {"identity": asdict(IDENTITY) | {"nonce": None}},
+        {"identity": asdict(IDENTITY) | {"process": 7}}, {"identity": asdict(IDENTITY) | {"pid": "1"}},
+    ],
+    ids=str,
+)  # fmt: skip
+async def test_what_is_not_of_the_types_of_a_beat_has_no_voice(wrong: dict[str, Any]) -> None:
+    assert await heard(message(BEAT, SAID | wrong), message(BEAT, SAID, 1)) == await heard(message(BEAT, SAID))
+
+
+@pytest.mark.parametrize("wrong", [{"saw_nonce": None}, {"saw_number": "1"}, {"identity": []}], ids=str)
+async def test_what_is_not_of_the_types_of_a_claim_has_no_voice(wrong: dict[str, Any]) -> None:
+    claim = {"identity": asdict(IDENTITY), "saw_nonce": 1, "saw_number": 2}
+    assert await heard(message(CLAIM, claim | wrong), message(CLAIM, claim, 1)) == [Claim(IDENTITY, 0, 4, 1, 2)]
+
+
+async def test_once_the_topic_was_made_anew_its_new_end_is_all_there_is_to_know() -> None:
+    log = Log(*(message(BEAT, SAID, position) for position in range(12)))
+    control = Control(log, "control", 5, 0, hear=lambda said: None)  # type: ignore[arg-type]
+    running = asyncio.ensure_future(control.run())
+    await until(control.reading.is_set)
+    assert await control.is_current()
+    log.bounds_now = Bounds(1_000, 1_000, 2)
+    log.coming.put_nowait([Break("made anew", None, incarnation=True)])
+    await until(log.coming.empty)
+    await asyncio.sleep(0)
+    assert await control.is_current()
+    running.cancel()
+    await asyncio.wait([running])
