@@ -123,7 +123,7 @@ class Member:
         if (magic, *what, id, link) != (*ours, last + 1, last_chain):
             return False
         magic, _, chain, *what, id = glance(messages[-1])
-        if (magic, *what, id) != (*ours, end):
+        if (magic, *what, id) != (*ours, end) or not _is_whole(messages[-1]):
             return False
         if self._given.get(end) == chain:  # then so are all before it, by their links
             self.agreed = max(self.agreed, end)
@@ -144,6 +144,7 @@ class Member:
         known = self._accept.sources.get(self.source)
         last, last_chain = (known.last, known.chain) if known is not None else (0, None)
         given, seen, ours = self._given, self._seen, (self.source, self.run)
+        line: list[bytes] = []
         for data in messages:
             magic, link, chain, kind, source, run, id = glance(data)
             if (source, run) == ours and kind == BLOCK and magic == MAGIC and self._suffix_only:
@@ -152,20 +153,33 @@ class Member:
                         self.agreed = id
                     if id > last:
                         last, last_chain = id, chain
+                        line.append(data)
                     continue
                 if id == last + 1 and link == last_chain and id not in given:
                     last, last_chain = id, chain
+                    line.append(data)
                     _keep(seen, id, chain, self._buffer)
                     continue
             if source == self.source:
-                self._accepted(last, last_chain)
+                self._accepted_line(line)
                 try:
                     self.follow(parse(data, None, limits))
                 except BadFrame:
                     continue  # foreign bytes say nothing
                 known = self._accept.sources.get(self.source)
                 last, last_chain = (known.last, known.chain) if known is not None else (0, None)
-        self._accepted(last, last_chain)
+        self._accepted_line(line)
+
+    def _accepted_line(self, line: list[bytes]) -> None:
+        """Blocks that were accepted by their headers: up to the last one that is whole, which proves those before."""
+        while line:
+            data = line.pop()
+            _, _, chain, _, _, _, id = glance(data)
+            if _is_whole(data):
+                line.clear()
+                self._accepted(id, chain)
+            else:  # nobody delivers it
+                self._seen.pop(id, None)
 
     def _accepted(self, last: int, chain: int | None) -> None:
         """The topic holds the sequence up to here."""
@@ -227,6 +241,14 @@ class Member:
         if id > self.m:
             self.m = id
             self.outbox.trim(id)
+
+
+def _is_whole(data: bytes) -> bool:
+    try:
+        parse(data)
+    except BadFrame:
+        return False
+    return True
 
 
 def _keep(chains: dict[int, int], id: int, chain: int, most: int) -> None:

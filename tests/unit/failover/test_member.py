@@ -328,3 +328,15 @@ def test_the_docs_contain_the_generated_diagram() -> None:
     assert shown, "no page of the docs shows member.diagram()"
     for page in shown:
         assert diagram() in page
+
+
+@pytest.mark.parametrize("given", [0, 4], ids=["behind", "ahead"])
+@pytest.mark.parametrize("at_once", [True, False], ids=["in one read", "in two reads"])
+def test_a_last_block_that_is_not_whole_moves_nothing_though_its_header_is_right(given: int, at_once: bool) -> None:
+    follower = member(given)
+    first, second = (frames([sealed(id)], 0, 0)[0] for id in (1, 2))
+    for messages in [[first, second[:-1]]] if at_once else [[first], [second[:-1]]]:
+        follower.follow_all(messages)
+    assert (follower.m, len(follower.outbox)) == (1, max(given - 1, 0))
+    follower.follow_all([second])
+    assert follower.m == 2
