@@ -116,7 +116,8 @@ class Sender:
 
     def _next_batch(self) -> list[Sealed]:
         """What to write now; entered as written before it is, because a confirmation may overtake the write."""
-        self.sent = max(self.sent, self._outbox.first - 1)  # another member may have sent some of it meanwhile
+        self.settled = max(self.settled, self._outbox.first - 1)  # another member may have sent some of it meanwhile
+        self.sent = max(self.sent, self.settled)
         batch = self._outbox.after(self.sent, *self._window())
         first = self.sent + 1
         if batch:

@@ -229,3 +229,16 @@ async def test_where_nothing_is_ever_held_there_is_no_beat(suffix: Bench) -> Non
     pipe.confirm(2)
     await ticks()
     assert len(pipe.frames) == 2
+
+
+async def test_what_another_member_settled_in_between_leaves_the_window_open() -> None:
+    bench = Bench(suffix_only=False)
+    pipe = await bench.pipe()
+    bench.give(WINDOW_FRAMES)
+    await ticks()
+    bench.give(WINDOW_FRAMES)
+    bench.outbox.trim(2 * WINDOW_FRAMES)  # another leader's beat says that all of it is there
+    bench.give(3)
+    await until(lambda: bench.sender.sent == 2 * WINDOW_FRAMES + 3)
+    assert pipe.ids[-3:] == ids(2 * WINDOW_FRAMES + 1, 2 * WINDOW_FRAMES + 3)
+    assert pipe.frames[-1].settled == 2 * WINDOW_FRAMES
