@@ -152,6 +152,51 @@ async def test_a_group_with_an_ack_window_stores_late_and_at_close(rabbitmq: Rab
         assert (await following.read(1, 100))[0].data == b"b"
 
 
+async def test_what_was_confirmed_within_an_ack_window_outlives_the_link(rabbitmq: RabbitMQ, url: str) -> None:
+    """Its messages come again and are let go as doubles: the state has to be stored before that."""
+    late = PERSISTENT | {"ackwindow": 3600.0}
+    topic = topic_of(url)
+    async with opened(rabbitmq, **late) as bus:
+        await lose_link_after_confirming(bus, topic, b"state")
+        again = await bus.feed(topic, "latest", "g")
+        assert [message.data for message in await again.read(1, 100)] == [b"a"]
+        assert again.state == b"state" == await bus.retained(topic, "state of g")
+        await lose_link_after_confirming(bus, topic, b"older")
+        async with opened(rabbitmq, **PERSISTENT) as other:
+            theirs = await other.feed(topic, "latest", "g")
+            await theirs.confirm((await theirs.read(1, 100))[0].position, b"newer")
+        again = await bus.feed(topic, "latest", "g")
+        await again.read(1, 100)
+        assert again.state == b"newer" == await bus.retained(topic, "state of g")
+
+
+async def lose_link_after_confirming(bus: Any, topic: str, state: bytes) -> None:
+    for feed in [each for each in bus._open if not each.closed]:
+        await feed.aclose()
+    feed = await bus.feed(topic, "latest", "g")
+    pipe = await bus.pipe(topic)
+    await pipe.write([b"a", b"b"])
+    await feed.confirm((await feed.read(1, 100))[0].position, state)
+    bus.link._connections["groups"][1].abort()
+    with pytest.raises(BusUnavailable):
+        while True:
+            await feed.read(10, 100)
+    await feed.aclose()
+
+
+async def test_a_groups_state_that_is_too_large_to_be_kept_is_refused(rabbitmq: RabbitMQ, url: str) -> None:
+    """Retention would take it some day, and with it what the group has read."""
+    for mode in ({"mode": "persistent"}, {"mode": "stream"}):
+        async with opened(rabbitmq, **mode) as bus:
+            topic = f"{topic_of(url)}{mode['mode']}"
+            feed = await bus.feed(topic, "latest", "g")
+            pipe = await bus.pipe(topic)
+            await pipe.write([b"a"])
+            position = (await feed.read(1, 100))[0].position
+            with pytest.raises(BusRefused, match="at most 512000 bytes"):
+                await feed.confirm(position, bytes(600_000))
+
+
 # what cannot be
 
 
@@ -186,10 +231,27 @@ async def test_a_user_a_password_and_a_virtual_host_may_have_any_characters(rabb
         ("set_permissions", "-p", vhost, user, ".*", ".*", ".*"),
     ):
         await asyncio.to_thread(rabbitmq.ctl, *words)
-    ours = {"userid": user, "password": password, "vhost": vhost, "headers": "from=a test", "contenttype": "esp/x"}
+    ours = {"userid": user, "password": password, "vhost": vhost}
     async with reading(rabbitmq, url, [], **ours) as reader, publishing(rabbitmq, url, **ours) as publisher:
         await inject(publisher, 1, 3)
         await reader.to(3)
+
+
+@pytest.mark.parametrize("mode", ["direct", "persistent"])
+async def test_messages_carry_the_content_type_and_the_headers_that_are_set(
+    rabbitmq: RabbitMQ, url: str, mode: str
+) -> None:
+    async with (
+        stranger(rabbitmq) as channel,
+        opened(rabbitmq, mode=mode, headers="from=a test;site=b", contenttype="esp/x") as bus,
+    ):
+        queue = await channel.declare_queue(exclusive=True)
+        await queue.bind(EXCHANGE, topic_of(url))
+        pipe = await bus.pipe(topic_of(url))
+        await pipe.write([b"a"])
+        await confirmed(pipe, 1)
+        found = await queue.get(no_ack=True)
+        assert (found.body, found.content_type, found.headers) == (b"a", "esp/x", {"from": "a test", "site": "b"})
 
 
 async def test_a_transient_exchange_is_used_by_direct_and_refused_by_persistent(rabbitmq: RabbitMQ, url: str) -> None:
@@ -291,7 +353,7 @@ async def test_what_a_slow_reader_without_a_group_loses_it_is_told(rabbitmq: Rab
         await publisher.flush()
         await reader.to(1)
         seen = [1]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while seen[-1] != 300:
                 seen.append((await anext(reader.subscriber)).id)
         missed = [id for notice in notices if isinstance(notice, Missed) for id in range(notice.first, notice.last + 1)]
@@ -312,10 +374,10 @@ async def test_a_full_queue_that_refuses_is_trouble_and_nothing_is_lost_once_it_
         queue = await channel.declare_queue(exclusive=True, arguments=limited)
         await queue.bind(EXCHANGE, topic_of(url))
         delivery = await inject(publisher, 1, 400)
-        await until(lambda: publisher.stats.troubles > 1)
+        await until(lambda: publisher.stats.troubles > 1, 30)
         assert publisher.stats.acked < 400
         await queue.unbind(EXCHANGE, topic_of(url))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(30):
             await delivery
         await reader.to(400)
 
@@ -323,20 +385,25 @@ async def test_a_full_queue_that_refuses_is_trouble_and_nothing_is_lost_once_it_
 async def test_a_message_that_no_reader_confirms_is_reported_and_given_up_in_the_end(
     rabbitmq: RabbitMQ, url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a count of our own on a classic queue; a quorum queue counts for all its readers."""
+    """Also if it ends each time another process: on a classic queue the broker keeps our count, a quorum queue has one
+    of its own.
+    """
     monkeypatch.setattr(sys.modules[driver("rabbitmq").open_bus.__module__.replace("bus", "group")], "POISONED", 12)
     for quorum in (False, True):
         topic = f"{topic_of(url)}{quorum}"
         async with opened(rabbitmq, quorum=quorum, **PERSISTENT) as bus:
-            feed = await bus.feed(topic, "latest", "g")
+            await bus.feed(topic, "latest", "g")
             pipe = await bus.pipe(topic)
             await pipe.write([b"poison", b"next"])
-            caplog.clear()
-            for _ in range(11):
-                assert (await feed.read(10, 1_000))[0].data == b"poison"
-                await feed.aclose()
+            await confirmed(pipe, 2)
+        caplog.clear()
+        for _ in range(11):
+            async with opened(rabbitmq, quorum=quorum, **PERSISTENT) as bus:
                 feed = await bus.feed(topic, "latest", "g")
-            assert "its first message was read 10 times and never confirmed" in caplog.text
+                assert (await feed.read(10, 1_000))[0].data == b"poison"
+        assert "its first message was read 10 times and never confirmed" in caplog.text
+        async with opened(rabbitmq, quorum=quorum, **PERSISTENT) as bus:
+            feed = await bus.feed(topic, "latest", "g")
             with pytest.raises(BusRefused, match="12 times and never confirmed"):
                 await feed.read(10, 1_000)
 
@@ -353,7 +420,7 @@ async def test_a_reader_that_confirms_nothing_is_told_why_nothing_more_comes(
             found += await feed.read(100, 1_000)
         async with asyncio.TaskGroup() as tasks:
             rest = tasks.create_task(feed.read(100, 1_000))
-            await until(lambda: "confirm more often" in caplog.text)
+            await until(lambda: "confirm more often" in caplog.text, 30)
             assert not rest.done()
             await feed.confirm(found[-1].position, b"")
         assert rest.result()[0].data == b"10"

@@ -12,7 +12,6 @@ After a lost link nothing is recovered by itself: each pipe and feed that is ope
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from esp_pubsub.bus import Capabilities, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
 
 from . import requests, values
-from .channel import Channel, Delivery
+from .channel import Channel
 from .feed import RabbitFeed
 from .group import GroupFeed
 from .link import Link, security
@@ -82,9 +81,10 @@ class RabbitBus:
             self._properties["headers"] = link.options.header_table
         self._open: set[RabbitPipe | RabbitFeed | StreamGroupFeed] = set()
         self._unroutable = 0
-        self.missed: dict[tuple[str, str | None], str] = {}
-        """Where a feed ended, and with it its queue: who comes in its place is told."""
-        self._given: dict[str, tuple[bytes, int]] = {}
+        self.missed: dict[tuple[str, str | None], list[str]] = {}
+        """Where feeds ended, and with them their queues: as many that come in their place are told."""
+        self.unstored: dict[tuple[str, str | None], tuple[bytes | None, bytes]] = {}
+        """What a group's lost feed had confirmed and not stored, by `ackwindow`, behind what the broker had of it."""
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -156,9 +156,16 @@ class RabbitBus:
             raise BusRefused(f"{topic}: a queue keeps nothing to begin with {start}: start is latest")
         if group is not None and not self.capabilities.groups:
             raise BusRefused("groups have durable queues: set buspersistence = true")
-        missed = self.missed.pop((topic, group), None)
-        feed = RabbitFeed(self, topic, missed) if group is None else GroupFeed(self, topic, group, missed)
-        await feed.open()
+        feed = RabbitFeed(self, topic) if group is None else GroupFeed(self, topic, group)
+        try:
+            await feed.open()
+        except BusRefused as error:
+            if group is None or "'x-delivery-limit'" not in str(error):
+                raise
+            feed = GroupFeed(self, topic, group, limited=True)
+            await feed.open()
+        if missed := self.missed.get(feed.place):
+            feed.tell(missed.pop(0))
         self._keep(feed)
         return feed
 
@@ -172,17 +179,6 @@ class RabbitBus:
     def unroutable(self) -> int:
         """How many messages were published for which there was no queue, so nobody."""
         return self._unroutable + sum(each.unroutable for each in self._open if isinstance(each, RabbitPipe))
-
-    def times_given(self, queue: str, first: Delivery) -> tuple[int, int]:
-        """How often a queue's first message was handed to readers of this bus in a row, and to anybody's, as far as is
-        known: a quorum queue counts.
-        """
-        mark = hashlib.blake2b(first.data, digest_size=16).digest()
-        before, times = self._given.get(queue, (b"", 0))
-        times = times + 1 if first.redelivered and mark == before else 1
-        self._given[queue] = mark, times
-        counted = (first.properties.headers or {}).get("x-delivery-count")
-        return times, counted + 1 if isinstance(counted, int) else times
 
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:
         """See `Bus.retain`."""

@@ -145,12 +145,17 @@ class Channel(aiormq.channel.Channel):
 
     async def is_blocked(self) -> bool:
         """Whether the broker takes no messages now."""
-        try:
-            async with asyncio.timeout(0):
-                await self.until_unblocked()
-        except TimeoutError:
-            return True
-        return False
+        return await is_blocked(self.connection)
+
+
+async def is_blocked(connection: Any) -> bool:
+    """Whether the broker, short of memory or disk, reads nothing from a connection now."""
+    try:
+        async with asyncio.timeout(0):
+            await connection.ready()
+    except TimeoutError:
+        return True
+    return False
 
 
 class Envelope:

@@ -33,13 +33,13 @@ class RabbitFeed:
     _confirms = False
     _missed: str | None = "the link was lost, and with it the queue of this reader"
 
-    def __init__(self, bus: RabbitBus, topic: str, missed: str | None) -> None:
-        """`missed`: why something may be missing in front of what comes."""
+    def __init__(self, bus: RabbitBus, topic: str) -> None:
         self._bus = bus
         self._link = bus.link
         self._topic = topic
         self._ahead: deque[Delivery] = deque()
-        self._break = None if missed is None else Break(missed, None)
+        self._break: Break | None = None
+        self._in_place = False
         self._base = next(_FEEDS) << 48  # positions are this and the delivery tag: no two feeds have the same
         self._taken = 0  # the last tag that was handed out
         self._let_go = 0
@@ -58,9 +58,16 @@ class RabbitFeed:
         try:
             await self._bus.declare_exchange(self._channel)
             await self._link.ask(what, self._place())
+            if self._error is not None:
+                raise self._error
         except BaseException:
             self._link.drop(self._channel)
             raise
+        self._in_place = True
+
+    def tell(self, missed: str) -> None:
+        """Why something may be missing in front of what comes."""
+        self._break = Break(missed, None)
 
     async def _place(self) -> None:
         arguments: dict[str, Any] = {"x-max-length-bytes": self._link.options.queuesize, "x-overflow": "drop-head"}
@@ -82,8 +89,8 @@ class RabbitFeed:
     def _end(self, error: BusError) -> None:
         if self._error is None:
             self._error = error
-            if self._missed is not None:
-                self._bus.missed[self.place] = self._missed
+            if self._missed is not None and self._in_place:
+                self._bus.missed.setdefault(self.place, []).append(self._missed)
         self._arrived.set()
 
     def _cancelled(self) -> None:

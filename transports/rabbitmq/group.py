@@ -2,12 +2,15 @@
 
 The broker hands messages to one reader at a time, and what that one did not acknowledge comes first to the next, in its
 old order. What is stored with the position is a retained value, written before the acknowledgement, on the channel that
-reads: a broker that has given the group to somebody else has closed it.
+reads: a broker that has given the group to somebody else has closed it. So a broker short of memory or disk, which
+reads nothing from who writes, holds confirming back too: it waits, while what was handed over can be read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 import logging
 from collections.abc import Sequence
 from itertools import takewhile
@@ -19,7 +22,7 @@ from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 from .channel import LONGEST_NAME, Delivery, quoted
 from .feed import RabbitFeed
 from .pipe import RabbitPipe
-from .values import declare, queue_of
+from .values import check_size, declare, queue_of
 
 if TYPE_CHECKING:
     from .bus import RabbitBus
@@ -36,8 +39,10 @@ class GroupFeed(RabbitFeed):
     _confirms = True
     _missed = None  # the queue keeps it
 
-    def __init__(self, bus: RabbitBus, topic: str, group: str, missed: str | None) -> None:
-        super().__init__(bus, topic, missed)
+    def __init__(self, bus: RabbitBus, topic: str, group: str, *, limited: bool = False) -> None:
+        """`limited`: its quorum queue has a limit of deliveries, or none because a broker before 4.0 made it."""
+        super().__init__(bus, topic)
+        self._limited = limited
         self._group = group
         self._queue = quoted(f"{group}@{topic}")
         if len(self._queue) > LONGEST_NAME:
@@ -51,6 +56,7 @@ class GroupFeed(RabbitFeed):
         self._states: RabbitPipe | None = None
         self._stored = 0
         self._line = asyncio.Lock()
+        self._known: bytes | None = None  # what the broker has
         self._due: tuple[int | None, bytes] | None = None  # confirmed, and not stored yet
         self._storing_late: asyncio.Task[None] | None = None
         self._told = False
@@ -65,7 +71,7 @@ class GroupFeed(RabbitFeed):
         found: dict[str, Any] = {"x-single-active-consumer": True}
         if self._link.options.quorum:
             found["x-queue-type"] = "quorum"
-            if self._link.version(self._purpose) >= (4, 0):
+            if self._link.version(self._purpose) >= (4, 0) and not self._limited:
                 found["x-delivery-limit"] = -1  # it has one of its own, and then drops the message
         return found
 
@@ -82,6 +88,11 @@ class GroupFeed(RabbitFeed):
             ) from None
 
     async def _place(self) -> None:
+        if self._limited:
+            _log.warning(
+                "%s was made without x-delivery-limit=-1, so the broker drops a message that was handed out too often: "
+                "set a policy with delivery-limit -1 for it", self._queue,
+            )  # fmt: skip
         await self._channel.queue_declare(self._queue, durable=True, arguments=self._arguments)
         await self._bind(self._queue)
 
@@ -113,7 +124,9 @@ class GroupFeed(RabbitFeed):
         if not self._active:
             self.state = await self._bus.retained(self._topic, self._state_key)
             self._check()
-            self._see_whether_poisoned(self._ahead[0])
+            await self._see_whether_poisoned(self._ahead[0])
+            self._check()
+            await self._catch_up()
             self._active = True
         if self._break is not None:
             told, self._break = self._break, None
@@ -124,6 +137,17 @@ class GroupFeed(RabbitFeed):
                 self._unacked[message.position - self._base] = None
         return taken
 
+    async def _catch_up(self) -> None:
+        """Store what was confirmed on a feed that was lost before `ackwindow` was over: its messages come again and are
+        let go as doubles. Not if another reader has stored something since.
+        """
+        self._known = self.state
+        known, due = self._bus.unstored.get(self.place, (None, None))
+        if due is not None and known == self.state:
+            await self._store(None, due)
+            self.state = due
+        self._bus.unstored.pop(self.place, None)
+
     def _complain(self) -> None:
         if not self._told and len(self._unacked) >= self._link.options.prefetch:
             self._told = True
@@ -132,16 +156,33 @@ class GroupFeed(RabbitFeed):
                 "or raise prefetch", self._queue, len(self._unacked),
             )  # fmt: skip
 
-    def _see_whether_poisoned(self, first: Delivery) -> None:
+    async def _see_whether_poisoned(self, first: Delivery) -> None:
         """A message that is given back for ever ends its readers one after another."""
-        times, in_all = self._bus.times_given(self._queue, first)
-        if in_all % 10 == 0:
-            _log.warning("%s: its first message was read %d times and never confirmed", self._queue, in_all)
+        times = await self._times_given(first)
+        if times % 10 == 0:
+            _log.warning("%s: its first message was read %d times and never confirmed", self._queue, times)
         if times >= POISONED:
             raise BusRefused(
                 f"{self._queue}: its first message was read {times} times and never confirmed. Begin again when what "
                 "reads it is mended, or purge the queue to go on without it"
             )
+
+    async def _times_given(self, first: Delivery) -> int:
+        """How often in a row the queue's first message was handed out. A quorum queue counts; for the others it is kept
+        on the broker, because a message that ends its readers' processes is a new one to each of them.
+        """
+        counted = (first.properties.headers or {}).get("x-delivery-count")
+        if self._link.options.quorum and isinstance(counted, int):
+            return counted + 1
+        if not first.redelivered:
+            return 1
+        key, mark, times = f"tries of {self._group}", hashlib.blake2b(first.data, digest_size=16).digest(), 2
+        with contextlib.suppress(BusUnavailable):  # it is counted where that can be done
+            kept = await self._bus.retained(self._topic, key) or b""
+            if kept[:16] == mark:
+                times = int.from_bytes(kept[16:], "big") + 1
+            await self._bus.retain(self._topic, key, mark + times.to_bytes(4, "big"))
+        return times
 
     async def release(self, positions: Sequence[int]) -> None:
         """See `Feed.release`."""
@@ -181,28 +222,35 @@ class GroupFeed(RabbitFeed):
             self._end(error)
 
     async def _store_due(self) -> None:
-        due, self._due = self._due, None
+        due = self._due
         if due is not None:
             await self._store(*due)
+            if self._due is due:
+                self._due = None
 
     async def _store(self, tag: int | None, state: bytes) -> None:
-        await self._link.ask(f"storing the position of {self._queue}", self._store_in_line(tag, state))
+        what = f"storing the position of {self._queue}"
+        await self._link.see_through(what, self._store_in_line(what, tag, state))
 
-    async def _store_in_line(self, tag: int | None, state: bytes) -> None:
+    async def _store_in_line(self, what: str, tag: int | None, state: bytes) -> None:
         async with self._line:
             name = queue_of(self._topic, self._state_key)
+            check_size(name, state)
             if self._states is None:
-                await declare(self._channel, name)
-                self._states = RabbitPipe(self._link, self._channel, "", name, PERSISTENT)
+                states = RabbitPipe(self._link, self._channel, "", name, PERSISTENT)
+                await states.until_unblocked()
+                await self._link.ask(what, declare(self._channel, name))
+                self._states = states
             await self._states.write([state])
             self._stored = await self._states.confirmed(self._stored)
             if self._states.unroutable:
                 raise BusUnavailable(f"{name} was deleted: the state of group {self._group!r} was not stored")
+            self._known = state
             done = [] if tag is None else list(takewhile(lambda each: each <= tag, self._unacked))
             if done:
                 for each in done:
                     del self._unacked[each]
-                await self._channel.basic_ack(done[-1], multiple=True)
+                await self._link.ask(what, self._channel.basic_ack(done[-1], multiple=True))
 
     async def _close(self) -> None:
         late, self._storing_late = self._storing_late, None
@@ -211,14 +259,16 @@ class GroupFeed(RabbitFeed):
             await asyncio.wait([late])
         if self._error is None:
             try:
-                await self._store_due()
                 await self._link.ask(f"closing {self._queue}", self._last_store())
             except BusError as error:
                 _log.warning("%s", error)
+        if self._due is not None:
+            self._bus.unstored[self.place] = self._known, self._due[1]
         if self._consuming is not None and not self._consuming.done():
             await asyncio.wait([self._consuming])
         await super()._close()
 
     async def _last_store(self) -> None:
+        await self._store_due()
         async with self._line:
             return

@@ -24,7 +24,7 @@ from yarl import URL
 
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
-from .channel import Channel, trouble
+from .channel import Channel, is_blocked, trouble
 from .options import RabbitOptions, plain
 
 T = TypeVar("T")
@@ -68,6 +68,15 @@ class Link:
         late = asyncio.get_running_loop().call_later(self.timeout, asking.cancel)
         asking.add_done_callback(lambda _: late.cancel())
         await asyncio.wait([asking], timeout=self.timeout + 0.1)  # it may be too stuck to be cancelled
+        return self._answer(what, asking)
+
+    async def see_through(self, what: str, call: Coroutine[Any, Any, T]) -> T:
+        """The result of what sees to its own end. Cancelled: it is carried out all the same."""
+        asking = self._begin(call)
+        await asyncio.wait([asking])
+        return self._answer(what, asking)
+
+    def _answer(self, what: str, asking: asyncio.Task[T]) -> T:
         if not asking.done() or asking.cancelled():
             raise BusUnavailable(f"{what}: no answer within {self.timeout:g} s, or the link was lost")
         error = asking.exception()
@@ -85,6 +94,8 @@ class Link:
     async def channel(self, purpose: Purpose, what: str, *, confirms: bool = False) -> Channel:
         """A new channel on the purpose's connection, which is made if it is not there or dead."""
         connection = await self._connected(purpose)
+        if await is_blocked(connection):  # before there is a channel: one that was never opened must not be closed
+            await self.ask(f"{what}: the broker is short of memory or disk", connection.ready())
         taken = connection.channels
         number = next(n for n in itertools.count(1) if n not in taken)
         if number > (connection.connection_tune.channel_max or 65_535):
@@ -92,8 +103,6 @@ class Link:
         channel = Channel(connection, number, what, confirms=confirms)
         taken[number] = channel
         try:
-            if await channel.is_blocked():
-                await self.ask(f"{what}: the broker is short of memory or disk", channel.until_unblocked())
             await self.ask(what, channel.open())
         except BaseException:
             self.drop(channel)

@@ -61,7 +61,8 @@ class RabbitPipe:
         self._envelope = Envelope(channel, exchange, key, properties)
         self._confirms = Confirms()
         self._written = 0
-        self._waits_since = 0.0
+        self._waits_since = 0.0  # not counting what the broker was short of memory or disk
+        self._moment = min(_MOMENT, link.timeout)
         self._error: BusError | None = None
         self._news = asyncio.Event()
         self._putting: asyncio.Future[None] | None = None
@@ -102,7 +103,7 @@ class RabbitPipe:
         largest = self._link.options.maxmessage
         if frames and (size := max(map(len, frames))) > largest:
             self.end(BusRefused(f"a message of {size} bytes; maxmessage, and so the most we send, is {largest}"))
-        await self._until_unblocked()
+        await self.until_unblocked()
         parts: list[bytes] = []
         count = size = 0
         for frame in frames:
@@ -121,11 +122,14 @@ class RabbitPipe:
         self._written += count
         self._news.set()
         self._putting = putting = asyncio.ensure_future(self._channel.put(b"".join(parts)))
+        since = self._now()
         try:
             while not putting.done():
-                await asyncio.wait([putting], timeout=self._link.timeout)
+                await asyncio.wait([putting], timeout=self._moment)
                 self._check()
-                if not putting.done() and not await self._channel.is_blocked():
+                if await self._channel.is_blocked():
+                    since = self._now()
+                elif not putting.done() and self._now() > since + self._link.timeout:
                     self.end(BusUnavailable(f"{self._key}: nothing could be sent for {self._link.timeout:g} s"))
         finally:
             self._putting = None
@@ -136,7 +140,8 @@ class RabbitPipe:
         if self._error is not None:
             raise self._error
 
-    async def _until_unblocked(self) -> None:
+    async def until_unblocked(self) -> None:
+        """Wait as long as the broker, short of memory or disk, reads nothing from this connection."""
         told = False
         while True:
             self._check()
@@ -159,12 +164,13 @@ class RabbitPipe:
             self._news.clear()
             waits = self._written > self._confirms.count
             try:
-                async with asyncio.timeout_at(self._waits_since + self._link.timeout if waits else None):
+                async with asyncio.timeout(self._moment if waits else None):
                     await self._news.wait()
             except TimeoutError:
-                if not await self._channel.is_blocked():
+                if await self._channel.is_blocked():
+                    self._waits_since = self._now()
+                elif self._now() > self._waits_since + self._link.timeout:
                     self.end(BusUnavailable(f"{self._key}: nothing was confirmed for {self._link.timeout:g} s"))
-                self._waits_since = self._now()
         return self._confirms.count
 
     @property

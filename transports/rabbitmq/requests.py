@@ -13,7 +13,7 @@ from typing import Any
 
 from pamqp.commands import Basic
 
-from esp_pubsub.errors import BusError, NoAnswer
+from esp_pubsub.errors import BusError, BusUnavailable, NoAnswer
 
 from .channel import Channel, Delivery, quoted, unused
 from .link import Link
@@ -85,6 +85,7 @@ async def serve(link: Link, topic: str, answer: Callable[[bytes], Awaitable[byte
     channel = await link.channel("writing", what)
     asked: asyncio.Queue[Delivery | BusError] = asyncio.Queue()  # prefetch bounds it
     channel.on_message = asked.put_nowait
+    channel.on_cancel = lambda: asked.put_nowait(BusUnavailable(f"{what}: the queue was deleted"))
     channel.on_end.append(asked.put_nowait)
     try:
         await link.ask(what, channel.queue_declare(queue, auto_delete=True, arguments=_QUEUE))

@@ -3,6 +3,7 @@
 A stream has no single reader. So a group has an empty queue beside it, of which one consumer may be the only one: the
 broker refuses all others, and lets the next one in as soon as that one's channel is gone. Position and state are one
 retained value, written on this very channel: who has lost the turn has lost the channel, and writes nothing more.
+A broker short of memory or disk reads nothing from who writes: then confirming waits, as in group.py.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .channel import LONGEST_NAME, Channel, quoted, unused
 from .group import PERSISTENT
 from .pipe import RabbitPipe
 from .stream import StreamFeed, Streams
-from .values import declare, queue_of
+from .values import check_size, declare, queue_of
 
 if TYPE_CHECKING:
     from .bus import RabbitBus
@@ -86,6 +87,7 @@ class StreamGroupFeed:
             self._check()
             what = f"reading {self._queue}"
             channel = await self._link.channel("groups", what, confirms=True)
+            channel.on_cancel = lambda: self._end(BusUnavailable(f"{self._queue} was deleted"))
             try:
                 await self._link.ask(what, channel.queue_declare(self._queue, durable=True))
                 await self._link.ask(what, channel.basic_consume(self._queue, unused, exclusive=True))
@@ -97,8 +99,9 @@ class StreamGroupFeed:
                 self._link.drop(channel)
                 raise
             else:
-                channel.on_cancel = lambda: self._end(BusUnavailable(f"{self._queue} was deleted"))
                 channel.on_end.append(self._end)
+                if channel.is_closed:
+                    self._end(BusUnavailable(f"{what}: the link was lost"))
                 return channel
             await asyncio.sleep(_ASK_AGAIN)
 
@@ -126,17 +129,22 @@ class StreamGroupFeed:
         self._check()
         if self._turn is None or self._feed is None:
             raise BusUnavailable(f"this is not the reader of {self._queue}")
-        await self._link.ask(f"storing the position of {self._queue}", self._store(self._turn, position, state))
+        what = f"storing the position of {self._queue}"
+        await self._link.see_through(what, self._store(what, self._turn, position, state))
 
-    async def _store(self, turn: Channel, position: int | None, state: bytes) -> None:
+    async def _store(self, what: str, turn: Channel, position: int | None, state: bytes) -> None:
         async with self._line:
             self._check()
             if position is not None:
                 self._stored = max(self._stored or 0, position + 1)
+            packed = msgpack.packb((self._stored, state))
+            check_size(self._value, packed)
             if self._values is None:
-                await declare(turn, self._value)
-                self._values = RabbitPipe(self._link, turn, "", self._value, PERSISTENT)
-            await self._values.write([msgpack.packb((self._stored, state))])
+                values = RabbitPipe(self._link, turn, "", self._value, PERSISTENT)
+                await values.until_unblocked()
+                await self._link.ask(what, declare(turn, self._value))
+                self._values = values
+            await self._values.write([packed])
             self._written = await self._values.confirmed(self._written)
             if self._values.unroutable:
                 raise BusUnavailable(f"{self._value} was deleted: the position was not stored")

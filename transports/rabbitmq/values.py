@@ -9,6 +9,7 @@ Reading has a connection of its own, because a broker that stumbles over a value
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -45,6 +46,12 @@ def queue_of(topic: str, key: str) -> str:
     return f"#{hashlib.blake2b(name.encode(), digest_size=32).hexdigest()}"
 
 
+def check_size(name: str, value: bytes) -> None:
+    """Raise BusRefused for one that is too large to be kept."""
+    if len(value) > LARGEST:
+        raise BusRefused(f"a retained value has at most {LARGEST} bytes, {name} would have {len(value)}")
+
+
 async def declare(channel: Channel, name: str) -> None:
     """Make the queue of a value, unless it is there."""
     await channel.queue_declare(name, durable=True, arguments=_ARGUMENTS)
@@ -75,8 +82,8 @@ async def get(link: Link, topic: str, key: str) -> bytes | None:
 
 
 async def _put(link: Link, name: str, value: bytes | None) -> None:
-    if value is not None and len(value) > LARGEST:
-        raise BusRefused(f"a retained value has at most {LARGEST} bytes, {name} would have {len(value)}")
+    if value is not None:
+        check_size(name, value)
     channel = await link.channel("writing", f"retaining {name}", confirms=True)
     try:
         if value is None:
@@ -84,8 +91,8 @@ async def _put(link: Link, name: str, value: bytes | None) -> None:
             return
         await link.ask(f"retaining {name}", declare(channel, name))
         pipe = RabbitPipe(link, channel, "", name, _PROPERTIES)
-        await pipe.write([value])
-        await pipe.confirmed(0)
+        await link.ask(f"retaining {name}", pipe.write([value]))
+        await link.ask(f"retaining {name}", pipe.confirmed(0))
         if pipe.unroutable:
             raise BusUnavailable(f"{name} was deleted while it was written")
     finally:
@@ -107,14 +114,13 @@ async def _get(link: Link, name: str) -> bytes | None:
     try:
         await link.ask(what, channel.basic_qos(prefetch_count=1_000))
         await link.ask(what, channel.basic_consume(name, unused, arguments={"x-stream-offset": "last"}))
-        async with asyncio.timeout(_COMES):
-            await arrived.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_COMES):
+                await arrived.wait()
         # The broker hands over the whole last chunk at once, and it may hold several values. It answers a question on
-        # the same channel when it is done with that.
+        # the same channel when it is done with that; one that stands still has not said that there is none.
         await link.ask(what, channel.basic_qos(prefetch_count=1_000))
-        return found[-1]
-    except TimeoutError:
-        return None
+        return found[-1] if found else None
     except BusUnavailable as error:
         if isinstance(error.__cause__, ChannelNotFoundEntity) and "no queue" in str(error):
             return None  # one that is there and cannot be reached, after a restart, is not found either
