@@ -1,0 +1,341 @@
+"""What a broker does that a real one cannot be brought to do at will: a double, which answers what it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from pamqp import body, commands, frame, header
+
+from esp_pubsub.bus import Break
+from esp_pubsub.errors import BusUnavailable
+from esp_pubsub.transports.rabbitmq import Options, open_bus, pipe
+from esp_pubsub.transports.rabbitmq.stream_group import StreamGroupFeed
+
+TOPIC = "host:5555/p/q/w/I"
+SHORT = 0.5  # a timeout, for as long as it is to be over
+_ANSWERS: dict[str, Callable[[Any], Any]] = {
+    "Connection.StartOk": lambda _: commands.Connection.Tune(2047, 131072, 60),
+    "Connection.Open": lambda _: commands.Connection.OpenOk(),
+    "Connection.Close": lambda _: commands.Connection.CloseOk(),
+    "Channel.Open": lambda _: commands.Channel.OpenOk(),
+    "Channel.Close": lambda _: commands.Channel.CloseOk(),
+    "Confirm.Select": lambda _: commands.Confirm.SelectOk(),
+    "Exchange.Declare": lambda _: commands.Exchange.DeclareOk(),
+    "Queue.Declare": lambda asked: commands.Queue.DeclareOk(asked.queue or "amq.gen-x", 0, 0),
+    "Queue.Bind": lambda _: commands.Queue.BindOk(),
+    "Basic.Qos": lambda _: commands.Basic.QosOk(),
+    "Basic.Consume": lambda asked: commands.Basic.ConsumeOk(asked.consumer_tag),
+}
+_CLOSING = frozenset({"Connection.Close", "Channel.Close"})
+
+logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it tells of the trouble that is meant here
+
+
+class Double:
+    """A broker. `on` names what it does in place of answering, `then` what it does behind an answer: both get the
+    connection, the number of the channel and what was asked.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.on: dict[str, Callable[[asyncio.StreamWriter, int, Any], None]] = {}
+        self.then: dict[str, Callable[[asyncio.StreamWriter, int, Any], None]] = {}
+        self.refuses = False
+        self.version = "3.10.8"
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        try:
+            if not self.refuses:
+                await self._serve(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers.remove(writer)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)
+        can = {"publisher_confirms": True, "basic.nack": True}
+        tell(writer, 0, commands.Connection.Start(server_properties={"version": self.version, "capabilities": can}))
+        while True:
+            head = await reader.readexactly(7)
+            kind, channel, size = struct.unpack(">BHI", head)
+            said = frame.unmarshal(head + await reader.readexactly(size + 1))[2]
+            name = getattr(said, "name", "")
+            if kind != 1:
+                continue
+            self.asked.append(name)
+            if name in self.on and name not in _CLOSING:
+                self.on[name](writer, channel, said)
+            elif name in _ANSWERS:
+                tell(writer, channel, _ANSWERS[name](said))
+            if name in self.then:
+                self.then[name](writer, channel, said)
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def all(self, said: Any, channel: int = 0) -> None:
+        for writer in self._writers:
+            tell(writer, channel, said)
+
+
+def tell(writer: asyncio.StreamWriter, channel: int, *said: Any) -> None:
+    writer.write(b"".join(frame.marshal(each, channel) for each in said))
+
+
+def message(tag: str, number: int, data: bytes) -> tuple[Any, ...]:
+    """A delivery."""
+    properties = header.ContentHeader(body_size=len(data), properties=commands.Basic.Properties())
+    return commands.Basic.Deliver(tag, number, False, "x", TOPIC), properties, body.ContentBody(data)
+
+
+@asynccontextmanager
+async def opened(**more: Any) -> AsyncIterator[tuple[Double, Any]]:
+    double = Double()
+    server = await asyncio.start_server(double.serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        bus = await open_bus(Options(host="127.0.0.1", port=port, timeout=10.0, **more))
+        try:
+            yield double, bus
+        finally:
+            await bus.aclose()
+            double.cut()
+
+
+# what a reader is told
+
+
+async def ended(*feeds: Any) -> None:
+    for feed in feeds:
+        with pytest.raises(BusUnavailable):
+            await feed.read(1, 1)
+        await feed.aclose()
+
+
+async def test_a_reader_is_told_that_it_was_away_also_if_the_broker_lets_it_in_at_the_second_time_only() -> None:
+    async with opened() as (double, bus):
+        feed = await bus.feed(TOPIC, "latest", None)
+        double.refuses = True
+        double.cut()
+        await ended(feed)
+        for _ in range(2):
+            with pytest.raises(BusUnavailable):
+                await bus.feed(TOPIC, "latest", None)
+        double.refuses = False
+        (told,) = await (await bus.feed(TOPIC, "latest", None)).read(1, 1)
+        assert isinstance(told, Break)
+
+
+async def test_each_of_two_readers_of_a_topic_is_told_that_it_was_away() -> None:
+    async with opened() as (double, bus):
+        feeds = [await bus.feed(TOPIC, "latest", None) for _ in range(2)]
+        double.cut()
+        await ended(*feeds)
+        for _ in feeds:
+            (told,) = await (await bus.feed(TOPIC, "latest", None)).read(1, 1)
+            assert isinstance(told, Break)
+        assert bus.missed == {(TOPIC, None): []}
+
+
+async def test_a_reader_that_never_took_its_place_has_missed_nothing() -> None:
+    async with opened() as (double, bus):
+        double.on["Queue.Bind"] = lambda *_: double.cut()
+        with pytest.raises(BusUnavailable):
+            await bus.feed(TOPIC, "latest", None)
+        assert not bus.missed
+
+
+async def test_a_value_that_comes_late_is_not_taken_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esp_pubsub.transports.rabbitmq.values._COMES", 0.05)
+    async with opened() as (double, bus):
+        consumers: list[str] = []
+        double.then["Basic.Consume"] = lambda _, __, asked: consumers.append(asked.consumer_tag)
+
+        def late(writer: asyncio.StreamWriter, channel: int, _: Any) -> None:
+            """With the second one it asks whether anything is still to come."""
+            if consumers:
+                tell(writer, channel, *message(consumers[0], 1, b"value"))
+            tell(writer, channel, commands.Basic.QosOk())
+
+        double.on["Basic.Qos"] = late
+        assert await bus.retained(TOPIC, "key") == b"value"
+
+
+async def test_a_broker_that_stands_still_does_not_say_that_there_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esp_pubsub.transports.rabbitmq.values._COMES", 0.05)
+    async with opened() as (double, bus):
+
+        def stands_still(*_: Any) -> None:
+            double.on["Basic.Qos"] = lambda *_: None
+            bus.link.timeout = SHORT
+
+        double.then["Basic.Consume"] = stands_still
+        with pytest.raises(BusUnavailable):
+            await bus.retained(TOPIC, "key")
+
+
+async def test_a_server_of_requests_ends_when_its_queue_is_deleted() -> None:
+    async def answer(data: bytes) -> bytes:
+        return data
+
+    async with opened() as (double, bus):
+        double.then["Basic.Consume"] = lambda writer, channel, asked: tell(
+            writer, channel, commands.Basic.Cancel(asked.consumer_tag, True)
+        )
+        with pytest.raises(BusUnavailable, match="deleted"):
+            async with asyncio.timeout(10):
+                await bus.serve("host:5555/M", answer)
+
+
+async def test_a_turn_that_is_over_as_soon_as_it_begins_is_noticed() -> None:
+    async with opened() as (double, bus):
+        double.then["Basic.Consume"] = lambda writer, channel, asked: tell(
+            writer, channel, commands.Basic.Cancel(asked.consumer_tag, True)
+        )
+        feed = StreamGroupFeed(bus, None, TOPIC, 0, "g")  # type: ignore[arg-type]  # it comes to no stream
+        channel = await feed._wait_for_turn()
+        with pytest.raises(BusUnavailable, match="deleted"):
+            async with asyncio.timeout(10):
+                while True:
+                    feed._check()
+                    await asyncio.sleep(0)
+        await bus.link.drop(channel)
+
+
+async def test_a_quorum_queue_that_an_older_broker_made_is_read_with_the_limit_it_has(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with opened(buspersistence=True, quorum=True) as (double, bus):
+        declared: list[dict[str, Any]] = []
+
+        def declares(writer: asyncio.StreamWriter, channel: int, asked: Any) -> None:
+            declared.append(asked.arguments)
+            if "x-delivery-limit" in asked.arguments:
+                tell(writer, channel, commands.Channel.Close(406, "inequivalent arg 'x-delivery-limit'", 50, 10))
+            else:
+                tell(writer, channel, commands.Queue.DeclareOk(asked.queue, 0, 0))
+
+        double.version = "4.0.5"
+        double.on["Queue.Declare"] = declares
+        await bus.feed(TOPIC, "latest", "g")
+        assert [arguments.get("x-delivery-limit") for arguments in declared] == [-1, None]
+        assert "policy with delivery-limit" in caplog.text
+
+
+# a broker that is short of memory or disk
+
+
+def blocks(writer: asyncio.StreamWriter, _: int, __: Any) -> None:
+    tell(writer, 0, commands.Connection.Blocked("memory"))
+
+
+async def is_blocked(writing: Any) -> None:
+    async with asyncio.timeout(10):
+        while not await writing._channel.is_blocked():  # noqa: ASYNC110  # it tells nobody
+            await asyncio.sleep(0)
+
+
+async def test_a_channel_that_cannot_be_opened_is_not_closed_either() -> None:
+    """The broker would close the connection for that, and all that is open on it."""
+    async with opened() as (double, bus):
+        first = await bus.pipe(TOPIC)
+        double.then["Basic.Publish"] = blocks
+        await first.write([b"a"])
+        await is_blocked(first)
+        before = double.asked.count("Channel.Close")
+        bus.link.timeout = SHORT
+        for _ in range(2):
+            with pytest.raises(BusUnavailable, match="short of memory or disk"):
+                await bus.pipe(TOPIC)
+        bus.link.timeout = 10.0
+        double.all(commands.Connection.Unblocked())
+        second = await bus.pipe(TOPIC)
+        assert double.asked.count("Channel.Close") == before
+        assert list(first._channel.connection.channels) == [first._channel.number, second._channel.number]
+
+
+async def test_a_value_that_the_broker_does_not_take_is_trouble_within_the_timeout() -> None:
+    async with opened() as (double, bus):
+        double.then["Basic.Publish"] = blocks
+        double.then["Queue.Declare"] = lambda *_: setattr(bus.link, "timeout", SHORT)
+        with pytest.raises(BusUnavailable, match="no answer"):
+            async with asyncio.timeout(10):
+                await bus.retain(TOPIC, "key", b"value")
+
+
+async def test_the_time_in_which_the_broker_takes_nothing_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe, "_MOMENT", 0.001)
+    now, looks = [0.0], [0]
+
+    def clock(_: Any) -> float:
+        looks[0] += 1
+        return now[0]
+
+    async def looked() -> None:
+        before = looks[0]
+        while looks[0] < before + 5:  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(pipe.RabbitPipe, "_now", clock)
+    async with opened() as (double, bus), asyncio.timeout(10):
+        writing = await bus.pipe(TOPIC)
+        double.then["Basic.Publish"] = blocks
+        await writing.write([b"a"])
+        await is_blocked(writing)
+        confirming = asyncio.ensure_future(writing.confirmed(0))
+        for now[0] in (9.0, 100.0):
+            await looked()
+        double.all(commands.Connection.Unblocked())
+        await writing.until_unblocked()
+        now[0] = 109.0
+        await looked()
+        assert not confirming.done()
+        now[0] = 111.0
+        with pytest.raises(BusUnavailable, match="nothing was confirmed"):
+            await confirming
+
+
+async def test_confirming_waits_as_long_as_the_broker_is_short_of_memory() -> None:
+    async with opened(buspersistence=True) as (double, bus):
+
+        def takes(writer: asyncio.StreamWriter, channel: int, _: Any) -> None:
+            tell(writer, channel, commands.Basic.Ack(1, False))
+
+        def hands_over(writer: asyncio.StreamWriter, channel: int, asked: Any) -> None:
+            if asked.queue.startswith("g@"):
+                consuming = commands.Basic.ConsumeOk(asked.consumer_tag)
+                tell(
+                    writer,
+                    channel,
+                    consuming,
+                    *message(asked.consumer_tag, 1, b"a"),
+                    *message(asked.consumer_tag, 2, b"b"),
+                )
+            else:  # there is no such value
+                tell(writer, channel, commands.Channel.Close(404, "NOT_FOUND - no queue", 60, 20))
+
+        double.on["Basic.Consume"] = hands_over
+        double.then["Basic.Publish"] = takes
+        feed = await bus.feed(TOPIC, "latest", "g")
+        found = [await feed.read(1, 100) for _ in range(2)]
+        await feed.confirm(found[0][0].position, b"state")
+        double.then["Basic.Publish"] = blocks
+        bus.link.timeout = SHORT
+        confirming = asyncio.ensure_future(feed.confirm(found[1][0].position, b"state"))
+        done, _ = await asyncio.wait([confirming], timeout=3 * SHORT)
+        assert not done
+        bus.link.timeout = 10.0
+        double.all(commands.Connection.Unblocked())
+        double.all(commands.Basic.Ack(2, False), feed._channel.number)
+        await confirming
