@@ -94,6 +94,8 @@ class Streams:
         self.address = address
         self.max_message_bytes = 0
         """The largest message; known after `begin`."""
+        self.unreadable: set[tuple[str, int]] = set()
+        """Chunks that could not be read: they are asked for once more, then passed."""
         self._arguments = arguments
         self._open: set[StreamPipe | StreamFeed] = set()
         self._closed = False
@@ -442,15 +444,21 @@ class StreamFeed:
                 raise self.error
             passed = passed if kept > (self._next or 0) + 1 else 0
         found: list[Message] = []
+        unread = 0
         if header.kind == 0 and header.millis >= self._since:
             try:
                 found = messages_of(header, content, self._base)
             except ValueError as e:
-                raise self._broken(f"{self._stream} at {first}: {e}") from e
+                if (self._stream, first) not in self._streams.unreadable:  # perhaps only on its way
+                    self._streams.unreadable.add((self._stream, first))
+                    raise self._broken(f"{self._stream} at {first}: {e}") from e
+                unread = header.records
         # nothing is awaited from here on
         self._chunks.popleft()
         if passed > 1:
             self._ahead.append(Break("retention passed the reader", passed))
+        if unread:
+            self._ahead.append(Break("what stands here is larger than 64 MiB, or damaged", unread))
         if self._next is not None and first < self._next:
             found = [message for message in found if message.position >= (self._next or 0)]
         self._ahead.extend(found)

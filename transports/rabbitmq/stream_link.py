@@ -54,6 +54,7 @@ class Key(IntEnum):
     HEARTBEAT = 23
 
 
+_DELIVER = Key.DELIVER.to_bytes(2, "big")
 _TOLD = frozenset({Key.CONFIRMED, Key.PUBLISH_ERROR, Key.METADATA_UPDATE})
 
 OK, ABSENT, EXISTS, NOT_AVAILABLE, PRECONDITION_FAILED, NO_OFFSET = 1, 2, 5, 6, 17, 19
@@ -132,6 +133,7 @@ class Link(asyncio.BufferedProtocol):
         self._over = asyncio.Event()
         self._buffer = bytearray(_ROOM)
         self._filled = 0
+        self._skip = 0  # bytes of a frame that is too large
         self._asked = 0
         self._answers: dict[int, asyncio.Future[memoryview]] = {}
         self._readers: dict[int, Callable[[memoryview], None]] = {}
@@ -163,25 +165,36 @@ class Link(asyncio.BufferedProtocol):
         return memoryview(self._buffer)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand on the frames that are whole; go on in a new buffer."""
+        """Hand on the frames that are whole; go on in a new buffer. Of a chunk that is too large, its header is handed
+        on alone.
+        """
         self._filled += nbytes
-        view, at, need = memoryview(self._buffer), 0, _ROOM
+        view, at, need = memoryview(self._buffer), self._skipped(0), _ROOM
         while self._filled - at >= 4:
-            size = 4 + int.from_bytes(view[at : at + 4], "big")
-            if size > LARGEST_FRAME:
-                return self.end(BusUnavailable(f"the broker announces a frame of {size} bytes"))
+            whole = size = 4 + int.from_bytes(view[at : at + 4], "big")
+            if whole > LARGEST_FRAME:
+                size = _head.size + CHUNK
             if self._filled - at < size:
                 need = max(size, _ROOM)
                 break
             try:
+                if whole > size and view[at + 4 : at + 6] != _DELIVER:
+                    return self.end(BusUnavailable(f"the broker announces a frame of {whole} bytes"))
                 self._take(view[at + 4 : at + size])
             except (IndexError, struct.error) as e:
                 return self.end(BusUnavailable(f"this is not the stream protocol: {e}"))
-            at += size
+            self._skip = whole - size
+            at = self._skipped(at + size)
         if at or need > len(view):
             rest = view[at : self._filled]
             self._buffer, self._filled = bytearray(need), len(rest)
             self._buffer[: len(rest)] = rest
+
+    def _skipped(self, at: int) -> int:
+        """Where to go on, behind what is to be skipped."""
+        skipped = min(self._skip, self._filled - at)
+        self._skip -= skipped
+        return at + skipped
 
     # frames
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esp_pubsub.bus import Message
+from esp_pubsub.bus import Break, Message
 from esp_pubsub.errors import BusUnavailable
-from esp_pubsub.transports.rabbitmq.stream_link import Address, chunk, connect
+from esp_pubsub.transports.rabbitmq.stream import StreamFeed, Streams
+from esp_pubsub.transports.rabbitmq.stream_link import Address, Key, Link, chunk, connect
 from esp_pubsub.transports.rabbitmq.stream_messages import messages_of, publication
 
 BASE = 1 << 60
@@ -149,3 +150,57 @@ async def test_what_speaks_another_language_is_unavailable(said: bytes, caplog: 
 
     with pytest.raises(BusUnavailable):
         await _connect_to(nonsense)
+
+
+# a chunk that cannot be read
+
+
+def too_large(first: int) -> tuple[bytes, int]:
+    """The begin of what delivers a message of 100 MiB to subscription 1, and the size of the rest."""
+    size = 100 << 20
+    header = struct.pack(">BBBHIqQQIIII", 1, 0x50, 0, 1, 1, 0, 1, first, 0, size, 0, 0)
+    return struct.pack(">IHH", 4 + len(header) + size, Key.DELIVER, 1) + header, size
+
+
+async def test_of_a_chunk_that_is_too_large_the_header_is_handed_on_and_the_rest_is_not_kept() -> None:
+    link, found = Link(1.0), list[bytes]()
+    link._readers[1] = lambda content: found.append(bytes(content))
+    following = delivered(entry_of([b"next"]), first=8)
+    frame = struct.pack(">IHH", 4 + len(following), Key.DELIVER, 1) + b"\1" + following[1:]
+    begin, size = too_large(7)
+    arrive(link, frame + begin[:20])
+    arrive(link, begin[20:])
+    while size:
+        room = len(link.get_buffer(0))
+        assert 0 < room <= 1 << 16
+        link.buffer_updated(min(room, size))
+        size -= min(room, size)
+    arrive(link, frame)
+    assert [len(each) for each in found] == [len(following), len(begin) - 8, len(following)]
+    assert link.error is None
+
+
+def arrive(link: Link, data: bytes) -> None:
+    while data:
+        room = link.get_buffer(0)
+        step = min(len(room), len(data))
+        room[:step] = data[:step]
+        link.buffer_updated(step)
+        data = data[step:]
+
+
+async def test_a_chunk_that_cannot_be_read_is_asked_for_once_more_and_then_passed_and_told() -> None:
+    streams = Streams(Address((), "guest", "guest", "/", context=None, timeout=1.0), {})
+    begin, _ = too_large(7)
+    cut_off = memoryview(begin)[8:]
+    for last in (False, True):
+        feed = StreamFeed(streams, "s")
+        feed._link, feed._base, feed._next = Link(1.0), BASE, BASE + 7
+        feed._chunks.extend([cut_off, delivered(entry_of([b"next"]), first=8)])
+        if not last:
+            with pytest.raises(BusUnavailable, match="checksum"):
+                await feed.read(10, 1_000)
+            continue
+        (told,) = await feed.read(10, 1_000)
+        assert isinstance(told, Break) and told.messages == 1 and not told.incarnation
+        assert await feed.read(10, 1_000) == [(BASE + 8, b"next")]
