@@ -12,7 +12,7 @@ import pytest
 
 from esp_pubsub.bus import Election
 from esp_pubsub.testing import election_conformance as elections
-from esp_pubsub.transports.rabbitmq import Options, open_bus
+from esp_pubsub.transports.rabbitmq import Options, open_bus, token
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.server import HOST
@@ -72,3 +72,25 @@ async def test_the_token(name: str, rabbitmq: RabbitMQ) -> None:
         await elections.CHECKS[name](elections.Context(open_contest=open_contest, quiet=QUIET))
     except elections.NotClaimed as why:
         pytest.skip(str(why))
+
+
+@pytest.mark.timeout(120)
+async def test_a_leader_that_gives_the_token_back_gets_it_again_before_a_standby(
+    rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker takes back what is held for half an hour: so it is renewed, and the leader goes on to lead."""
+    monkeypatch.setattr(token, "RENEW", 0.2)
+    group = Group(rabbitmq)
+    async with group.member("a") as leader, group.member("b") as standby, asyncio.timeout(2 * PATIENCE):
+        assert isinstance(leader, token.TokenElection)
+        term = await leader.campaign()
+        waiting = asyncio.ensure_future(standby.campaign())
+        watching = asyncio.ensure_future(leader.watch())
+        held = {leader._tag}
+        while len(held) < 4:
+            await leader._news.wait()
+            held.add(leader._tag)
+        assert not watching.done() and not waiting.done()
+        watching.cancel()
+        await leader.resign()
+        assert await waiting > term
