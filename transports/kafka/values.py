@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from esp_pubsub.errors import BusUnavailable
+from esp_pubsub.errors import BusError, BusUnavailable
 
 from .link import Link, words
 from .unpacking import bounded
@@ -22,12 +22,16 @@ CONFIGS = {
     "cleanup.policy": "compact",
     "segment.bytes": str(1 << 20),
     "min.cleanable.dirty.ratio": "0.1",
+    "delete.retention.ms": "600000",  # how long a reader may take from the beginning to the end
     "message.timestamp.type": "LogAppendTime",
 }
 
 
 class Values:
     """The values of one cluster."""
+
+    there = False
+    """The topic is, as far as is known; to be set by who makes it."""
 
     def __init__(self, link: Link, topic: str) -> None:
         self._link = link
@@ -36,6 +40,7 @@ class Values:
         self._producer: AIOKafkaProducer | None = None
         self._last: dict[bytes, tuple[int, bytes | None]] = {}
         self._line = asyncio.Lock()
+        self._closed = False
 
     async def get(self, topic: str, key: str) -> bytes | None:
         """The value retained last."""
@@ -59,39 +64,77 @@ class Values:
             await self._write(name, msgpack.packb([number, value]))
             await self._read_to_end()
 
-    async def _write(self, key: bytes, value: bytes) -> None:
-        if self._producer is None:
+    async def forget(self, topic: str, key: str) -> None:
+        """Let go of a value whose key is never used again: nothing of either is kept."""
+        async with self._line:
+            await self._write(_key(topic, key), None)
+
+    async def _write(self, key: bytes, value: bytes | None) -> None:
+        producer = self._producer
+        if producer is None:
             producer = self._link.producer(1 << 20)
             async with self._link.started(producer, "a producer for retained values"):
+                self._see_that_it_is_open()
                 self._producer = producer
         try:
             with words("retaining a value"):
                 async with asyncio.timeout(2 * self._link.timeout + 1):
-                    await self._producer.send_and_wait(self._at.topic, value, key, self._at.partition)
+                    await producer.send_and_wait(self._at.topic, value, key, self._at.partition)
         except BaseException:
-            producer, self._producer = self._producer, None
+            self._producer, self.there = None, False
             await self._link.stopped(producer)
             raise
 
     async def _read_to_end(self) -> None:
-        if self._consumer is None:
-            consumer = self._link.consumer()
-            async with self._link.started(consumer, "a consumer of retained values"):
+        try:
+            _, end = await self._link.bounds(self._at)
+            if self._consumer is not None and await self._position(self._consumer) > end:
+                await self._begin_anew()  # this is not the topic that it was
+            consumer = self._consumer or await self._begin()
+            await self._follow(consumer, end)
+        except BusError:
+            await self._begin_anew()
+            raise
+
+    async def _begin(self) -> AIOKafkaConsumer:
+        consumer = self._link.consumer()
+        async with self._link.started(consumer, "a consumer of retained values"):
+            first, _ = await self._link.bounds(self._at)
+            with words("reading retained values"):
                 consumer.assign([self._at])
-                first, _ = await self._link.bounds(self._at)
                 consumer.seek(self._at, first)
-                self._consumer = consumer
-        _, end = await self._link.bounds(self._at)
+            self._see_that_it_is_open()
+            self._consumer = consumer
+        return consumer
+
+    def _see_that_it_is_open(self) -> None:
+        if self._closed:
+            raise BusUnavailable("this bus was closed")
+
+    async def _begin_anew(self) -> None:
+        """Whatever went wrong: nothing that was read before may stand for what is there now."""
+        consumer, self._consumer, self._last, self.there = self._consumer, None, {}, False
+        if consumer is not None:
+            await self._link.stopped(consumer)
+
+    async def _position(self, consumer: AIOKafkaConsumer) -> int:
+        with words("reading retained values"):
+            return int(await consumer.position(self._at))
+
+    async def _follow(self, consumer: AIOKafkaConsumer, end: int) -> None:
         deadline = asyncio.get_running_loop().time() + self._link.timeout
         with words("reading retained values"), bounded():
-            while await self._consumer.position(self._at) < end:
-                found = await self._consumer.getmany(self._at, timeout_ms=200)
+            while await self._position(consumer) < end:
+                found = await consumer.getmany(self._at, timeout_ms=200)
                 self._take(found.get(self._at, ()))
                 if not found and asyncio.get_running_loop().time() > deadline:
                     raise BusUnavailable(f"{self._at.topic} was not read to its end in {self._link.timeout:g} s")
 
     def _take(self, records: Any) -> None:
         for record in records:
+            if record.value is None:
+                self._last.pop(record.key, None)
+                continue
             try:
                 number, value = msgpack.unpackb(record.value)
                 if number > self._last.get(record.key, (0, None))[0]:
@@ -101,6 +144,7 @@ class Values:
 
     async def aclose(self) -> None:
         """Bounded; twice is harmless."""
+        self._closed = True
         consumer, producer, self._consumer, self._producer = self._consumer, self._producer, None, None
         for client in (consumer, producer):
             if client is not None:
