@@ -8,6 +8,7 @@ the one in front of it is acknowledged (`suffix_only`).
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -60,6 +61,8 @@ class KafkaBus:
         self._largest = largest
         self._values = Values(link, self._options.valuestopic)
         self._ids: dict[str, bytes] = {}  # as last seen; what was there before is another topic
+        self._checked: set[str] = set()  # topics that take what the broker takes
+        self._places: deque[tuple[str, tuple[int, bytes]]] = deque(maxlen=100)  # where the last readers stood
         self._open: set[KafkaPipe | KafkaFeed] = set()
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -100,26 +103,39 @@ class KafkaBus:
     async def pipe(self, topic: str) -> KafkaPipe:
         """See `Bus.pipe`."""
         at = self._at(topic)
-        if topic not in self._ids:
-            await self._ensure(topic)
+        await self._ensure(topic)  # each time: somebody may have deleted it
+        if topic not in self._checked:
             largest = await self.link.largest_of(at.topic)
             if largest < self._largest:
                 raise BusRefused(
                     f"the topic {at.topic} takes {largest} bytes at once, the broker {self._largest}: set "
                     f"globalconfig message.max.bytes={largest}, or raise the topic's max.message.bytes"
                 )
+            self._checked.add(topic)
         pipe = KafkaPipe(self.link, at, self._largest)
         await pipe.open()
-        self._keep(pipe)
+        await self._keep(pipe)
         return pipe
 
-    def _keep(self, opened: KafkaPipe | KafkaFeed) -> None:
+    async def _keep(self, opened: KafkaPipe | KafkaFeed) -> None:
         """To be closed with the bus, also if nobody holds it any more: the client's tasks and sockets go on."""
         self._open = {each for each in self._open if not each.closed} | {opened}
+        if self._closed:  # while it was opened
+            await opened.aclose()
+            raise BusUnavailable("this bus was closed")
+
+    def left(self, name: str, *places: tuple[int, bytes]) -> None:
+        """A feed ends: where its reader stands, as a position and a topic id. He may come back there."""
+        self._places.extend((name, place) for place in places)
+
+    def _topic_of(self, name: str, position: int) -> bytes | None:
+        """Of which topic of that name a position is: of the one on which somebody last stood there, or the last one."""
+        found = (topic_id for left, (at, topic_id) in reversed(self._places) if (left, at) == (name, position))
+        return next(found, self._ids.get(name))
 
     async def feed(self, topic: str, start: Start, group: str | None) -> KafkaFeed:
         """See `Bus.feed`."""
-        known, at = self._ids.get(topic), self._at(topic)
+        at, known = self._at(topic), self._topic_of(topic, start) if isinstance(start, int) else None
         topic_id = await self._ensure(topic)
         partitions = await self.link.partitions(at.topic)
         if at.partition >= partitions:
@@ -129,10 +145,10 @@ class KafkaBus:
         if group is not None and partitions > 1:
             raise BusRefused(f"{at.topic} has several partitions; a group reads topics of one, so that order is kept")
         feed = KafkaFeed(self, topic, at, await self._position(at, start), topic_id, group)
-        if isinstance(start, int) and known not in (None, topic_id):
-            await feed.made_anew()
+        if known not in (None, topic_id):
+            await feed.made_anew(known)
         await feed.open()
-        self._keep(feed)
+        await self._keep(feed)
         return feed
 
     async def _position(self, at: TopicPartition, start: Start) -> int:
@@ -154,12 +170,17 @@ class KafkaBus:
         await self._ensure_values()
         return await self._values.get(topic, key)
 
+    async def forget(self, topic: str, key: str) -> None:
+        """Let go of a retained value whose key is never used again."""
+        await self._ensure_values()
+        await self._values.forget(topic, key)
+
     async def _ensure_values(self) -> None:
         if self._closed:
             raise BusUnavailable("this bus was closed")
-        name = self._options.valuestopic
-        if name not in self._ids:
-            self._ids[name] = await self._made(TopicPartition(name, 0), CONFIGS)
+        if not self._values.there:
+            await self._made(TopicPartition(self._options.valuestopic, 0), CONFIGS)
+            self._values.there = True
 
     async def purged_at(self, topic: str) -> int:
         """The position of the last purge, -1 if there was none since the topic was made."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import time
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 PURGED = b"esp-pubsub: everything before this was purged"
 _LOOK_EVERY = 1.0
-_WAIT_MS = 250
+_WAIT = 0.25
 _NOWHERE = TopicPartition("-", 0)
 _message = tuple.__new__
 
@@ -50,10 +51,15 @@ class KafkaFeed:
         self._from = position  # what is read in front of it is dropped
         self._position = position  # behind what was read
         self._topic_id = topic_id
+        self._stands: tuple[int, bytes] | None = None  # behind what was given out, and on which topic of that name
+        self._stood: tuple[int, bytes] | None = None  # when it was asked last: what came then may not have been taken
         self._ahead: deque[Message | Break] = deque()
         self._stamp = 0
         self._answered_at = 0.0
+        self._asked_at = 0.0
+        self._doubted = False  # we were away, and cannot say yet whether fetches are answered
         self._looked_at = 0.0
+        self._looking: asyncio.Task[bytes] | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
         self._membership = Membership(bus, name, group, at) if group is not None else None
@@ -69,28 +75,36 @@ class KafkaFeed:
             if self._membership is None:
                 self._consumer.assign([self._at])
                 await self._begin()
-        self._answered_at = self._looked_at = self._now()
+        self._answered_at = self._asked_at = self._looked_at = self._now()
 
     async def _begin(self) -> None:
         """Stand where reading begins."""
         first, end = await self._link.bounds(self._at)
         if self._position < first:
             self._pass(first)
-        self._consumer.seek(self._at, min(self._position, end))
+        self._seek(min(self._position, end))
         self._begun = True
+
+    def _seek(self, position: int) -> None:
+        with words(f"reading {self._at.topic}"):  # a group may have lost the partition this very moment
+            self._consumer.seek(self._at, position)
 
     async def _hold_group(self, membership: Membership) -> None:
         """Be the group's reader: wait for the partition, then stand where the group stands."""
-        membership.join(self._consumer)
+        with words(f"joining group {membership.group}"):
+            membership.join(self._consumer)
         asked_before, self._read_at = self._read_at, self._now()
         if self._begun and self._read_at - asked_before > self._link.settings.options.lease:
             raise BusUnavailable(f"group {membership.group!r} on {self._at.topic} was not read and was given away")
+        answered_at = self._now()
         while not membership.owned.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_WAIT_MS / 1000):
+                async with asyncio.timeout(_WAIT):
                     await membership.owned.wait()
-            with words(f"waiting for group {membership.group}"):
-                await self._consumer.getmany(_NOWHERE, timeout_ms=0)  # tells of trouble, and that we still wait
+            await self._getmany(_NOWHERE, 0.0)  # tells of trouble, and that we still wait
+            if self._now() - answered_at > self._link.timeout:  # but not that the group's broker is gone
+                await membership.look_up()
+                answered_at = self._now()
             self._read_at = self._now()
         if membership.changes == self._changes:
             return
@@ -100,7 +114,7 @@ class KafkaFeed:
         elif stored != membership.stored:
             raise BusUnavailable(f"another reader of group {membership.group!r} on {self._at.topic} went on meanwhile")
         else:
-            self._consumer.seek(self._at, self._position)  # given back to us, and nobody stored anything
+            self._seek(self._position)  # given back to us, and nobody stored anything
         self._changes, self._answered_at = changes, self._now()
 
     async def _resume(self, membership: Membership, stored: tuple[int, str] | None) -> None:
@@ -121,17 +135,23 @@ class KafkaFeed:
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         """See `Feed.read`."""
-        self._answered_at = max(self._answered_at, self._now() - self._link.timeout / 2)  # nobody asked meanwhile
-        while True:
-            if self._closed:
-                raise BusUnavailable(f"this feed of {self._at.topic} was closed")
-            if self._membership is not None:
-                await self._hold_group(self._membership)
-            if self._ahead:
-                return self._take(max_messages, max_bytes)
-            await self._look()
-            if not self._ahead:
-                await self._fetch(max_messages)
+        if self._now() - self._asked_at > _LOOK_EVERY and not self._doubted:  # nobody asked meanwhile
+            self._answered_at = max(self._answered_at, self._now() - self._link.timeout / 2)
+            self._doubted = True
+        self._stood = self._stands
+        try:
+            while True:
+                if self._closed:
+                    raise BusUnavailable(f"this feed of {self._at.topic} was closed")
+                if self._membership is not None:
+                    await self._hold_group(self._membership)
+                if self._ahead:
+                    return self._take(max_messages, max_bytes)
+                await self._look()
+                if not self._ahead:
+                    await self._fetch(max_messages)
+        finally:
+            self._asked_at = self._now()
 
     def _take(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         """From what was fetched: one at least, then within both bounds."""
@@ -143,12 +163,34 @@ class KafkaFeed:
             if taken and size > max_bytes:
                 break
             taken.append(ahead.popleft())
+        last, topic_id = taken[-1], self._stands[1] if self._stands else self._topic_id
+        if topic_id != self._topic_id and any(isinstance(each, Break) for each in taken):
+            topic_id = self._topic_id
+        self._stands = (last.position + 1, topic_id) if isinstance(last, Message) else None
         return taken
 
+    async def _getmany(self, at: TopicPartition, wait: float, most: int | None = None) -> Mapping[Any, Any]:
+        """What the client has by then. Nothing while the group is shared out: it would wait for the end of that."""
+        with words(f"reading {self._at.topic}"), bounded():
+            try:
+                async with asyncio.timeout(wait + _WAIT):
+                    found: Mapping[Any, Any] = await self._consumer.getmany(
+                        at, timeout_ms=round(wait * 1000), max_records=most
+                    )
+                    return found
+            except BaseException as error:
+                # the client takes a call that did not return for one that goes on, and a reader that hangs for one that
+                # reads, who would keep his group for ever
+                subscription = self._consumer._subscription  # noqa: SLF001
+                subscription._fetch_count, subscription._last_fetch_ended = 0, time.monotonic()  # noqa: SLF001
+                if isinstance(error, TimeoutError):
+                    return {}
+                raise
+
     async def _fetch(self, max_messages: int) -> None:
+        silent = self._silent()
         try:
-            with words(f"reading {self._at.topic}"), bounded():
-                found = await self._consumer.getmany(self._at, timeout_ms=_WAIT_MS, max_records=max_messages)
+            found = await self._getmany(self._at, 0.0 if silent else _WAIT, max_messages)
         except BusUnavailable as error:
             if isinstance(error.__cause__, OffsetOutOfRangeError):
                 await self._out_of_range()
@@ -159,7 +201,8 @@ class KafkaFeed:
             return  # they may be from another place; they come again
         records = found.get(self._at)
         if not records:
-            self._see_that_fetches_are_answered()
+            if silent and self._silent():
+                raise BusUnavailable(f"{self._at.topic}: fetches were not answered for {self._link.timeout:g} s")
             return
         ahead = self._ahead
         for record in records:  # nothing is awaited from here on
@@ -168,15 +211,18 @@ class KafkaFeed:
             elif record.offset >= self._from:
                 ahead.append(_message(Message, (record.offset, record.value or b"")))
         self._position = records[-1].offset + 1
-        self._answered_at = self._now()
+        self._answered_at, self._doubted = self._now(), False
 
-    def _see_that_fetches_are_answered(self) -> None:
-        """The client takes a broker that does not answer for one that has nothing."""
-        stamp = self._consumer.last_poll_timestamp(self._at) or 0
+    def _silent(self) -> bool:
+        """Whether fetches are not answered. The client takes a broker that does not answer for one that has nothing."""
+        membership = self._membership
+        if membership is not None and (membership.changes != self._changes or not membership.owned.is_set()):
+            return False  # nothing is fetched
+        with words(f"reading {self._at.topic}"):
+            stamp = self._consumer.last_poll_timestamp(self._at) or 0
         if stamp != self._stamp:  # the value is of the wall clock; that it changes is all it says
-            self._stamp, self._answered_at = stamp, self._now()
-        elif self._now() - self._answered_at > self._link.timeout:
-            raise BusUnavailable(f"{self._at.topic}: fetches were not answered for {self._link.timeout:g} s")
+            self._stamp, self._answered_at, self._doubted = stamp, self._now(), False
+        return self._now() - self._answered_at > self._link.timeout
 
     async def _out_of_range(self) -> None:
         """Retention or a purge passed us, or this is another log than it was."""
@@ -184,7 +230,7 @@ class KafkaFeed:
         position = self._position
         if position > end:
             if position <= self._from:  # it still waits for its place
-                self._consumer.seek(self._at, end)
+                self._seek(end)
                 return
             self._begin_anew(first, f"the topic ends at {end}, in front of what was read up to {position}")
         elif position < first:
@@ -192,7 +238,7 @@ class KafkaFeed:
                 self._begin_anew(first, "the topic was purged")
             else:
                 self._pass(first)
-        self._consumer.seek(self._at, self._position)
+        self._seek(self._position)
 
     def _pass(self, first: int) -> None:
         passed, self._position = first - self._position, first
@@ -203,23 +249,33 @@ class KafkaFeed:
         self._ahead.append(Break(reason, None, incarnation=True))
 
     async def _look(self) -> None:
-        """Whether the topic is still the one it was."""
-        if self._now() - self._looked_at < _LOOK_EVERY:
-            return
-        topic_id = await self._bus.topic_id(self._name)
-        self._looked_at = self._now()
-        if topic_id != self._topic_id:
-            while topic_id is None:
-                await asyncio.sleep(_LOOK_EVERY)
-                topic_id = await self._bus.topic_id(self._name)
+        """Whether the topic is still the one it was. The question outlives a read that is cancelled meanwhile."""
+        if self._looking is None:
+            if self._now() - self._looked_at < _LOOK_EVERY:
+                return
+            self._looking = asyncio.create_task(self._identify())
+        looking = self._looking
+        await asyncio.wait([looking])
+        if looking.result() != self._topic_id:
             first, _ = await self._link.bounds(self._at)
+            self._seek(first)
             self._begin_anew(first, "the topic was deleted and made anew")
-            self._topic_id = topic_id
-            self._consumer.seek(self._at, first)
+            self._topic_id = looking.result()
+        self._looking, self._looked_at = None, self._now()
 
-    async def made_anew(self) -> None:
-        """The position it was to begin with was one of a topic that is no more."""
+    async def _identify(self) -> bytes:
+        """The id of the topic; also of one that is being made anew."""
+        given_up_at = self._now() + self._link.timeout
+        while (topic_id := await self._bus.topic_id(self._name)) is None:
+            if self._now() > given_up_at:
+                raise BusUnavailable(f"the topic {self._at.topic} is not there any more")
+            await asyncio.sleep(min(_LOOK_EVERY, self._link.timeout) / 4)
+        return topic_id
+
+    async def made_anew(self, before: bytes) -> None:
+        """The position it was to begin with was one of a topic that is no more, with the id `before`."""
         first, _ = await self._link.bounds(self._at)
+        self._stands = self._stood = self._position, before
         self._begin_anew(first, "the topic was deleted and made anew")
 
     async def bounds(self) -> Bounds:
@@ -252,5 +308,13 @@ class KafkaFeed:
         """See `Feed.aclose`."""
         self._closed = True
         if self._closing is None:
-            self._closing = asyncio.create_task(self._link.stopped(self._consumer))
+            self._bus.left(self._name, *filter(None, (self._stood, self._stands)))
+            self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+            _ = self._looking.cancelled() or self._looking.exception()  # taken, though nobody asked
+        await self._link.stopped(self._consumer)

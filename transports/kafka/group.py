@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
+import secrets
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -104,18 +104,19 @@ class Membership(ConsumerRebalanceListener):
 
     async def store(self, consumer: AIOKafkaConsumer, position: int, topic_id: bytes, state: bytes) -> None:
         """Store the position to go on with and the state, in one step as readers see it."""
-        old, key = self._state_key, ""
+        changes, old, key = self.changes, self._state_key, ""
         text = f"1:{topic_id.hex()}:state:{base64.b64encode(state).decode()}"
         if len(text) > LONGEST:
-            key = f"state-{self.group}-{hashlib.blake2b(state, digest_size=8).hexdigest()}"
+            key = f"state-{self.group}-{secrets.token_hex(8)}"
             await self._bus.retain(self._name, key, state)
             text = f"1:{topic_id.hex()}:key:{key}"
-        changes = self.changes
+        if changes != self.changes:  # another reader may have stored more since
+            raise BusUnavailable(f"group {self.group!r} on {self._at.topic} was given anew meanwhile")
         with words(f"storing the position of group {self.group} on {self._at.topic}"):
             async with asyncio.timeout(self._link.timeout):
                 await consumer.commit({self._at: OffsetAndMetadata(position, text)})
         if changes != self.changes:
             raise BusUnavailable(f"group {self.group!r} on {self._at.topic} was given anew meanwhile")
         self.stored, self._state_key = (position, text), key
-        if old and old != key:
-            await self._bus.retain(self._name, old, None)
+        if old:
+            await self._bus.forget(self._name, old)

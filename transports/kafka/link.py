@@ -184,8 +184,8 @@ class Link:
                     await asyncio.wait([starting])
                     _ = starting.cancelled() or starting.exception()  # taken, though nobody asked
                 await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
-        except (KafkaError, OSError):
-            return
+        except Exception:  # noqa: BLE001  # nobody could do anything about it
+            _log.debug("stopping a client", exc_info=True)
         except asyncio.CancelledError:  # a consumer between two attempts to connect stops so, and leaves its sockets
             task = asyncio.current_task()
             if task is not None and task.cancelling():

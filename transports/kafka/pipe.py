@@ -69,7 +69,8 @@ class KafkaPipe:
         if self._error is not None:
             raise self._error
         if self._batch is None:
-            self._batch = self._producer.create_batch()
+            with words(f"writing to {self._at.topic}"):
+                self._batch = self._producer.create_batch()
         if self._batch.append(key=None, value=frame, timestamp=now) is None:
             self._to_send.set()
             return False
@@ -92,8 +93,8 @@ class KafkaPipe:
 
     async def _send_one(self, batch: Any) -> None:
         topic, partition = self._at
-        batch.close()
         with words(f"writing to {topic}"):
+            batch.close()
             async with asyncio.timeout(2 * self._link.timeout + 1):
                 await (await self._producer.send_batch(batch, topic, partition=partition))
 
