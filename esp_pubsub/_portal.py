@@ -25,15 +25,27 @@ class Portal:
     def __init__(self, name: str = "esp portal") -> None:
         self._pid = os.getpid()
         self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._handing = threading.Lock()  # what is handed to the loop comes before its end, or not at all
         self._loop: asyncio.AbstractEventLoop
         self._stop: asyncio.Event
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         self._ready.wait()
+        if self._error is not None:
+            raise self._error
 
     def _run(self) -> None:
-        asyncio.run(self._serve())
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._error = error
+            if self._ready.is_set():
+                raise
+        finally:
+            self._closed = True
+            self._ready.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -54,14 +66,15 @@ class Portal:
         self, seconds: float | None, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """The same, but past `seconds` the coroutine is cancelled and TimeoutError raised."""
-        self._check()
 
         async def bounded() -> T:
             async with asyncio.timeout(seconds):
                 return await function(*args, **kwargs)
 
-        work: Coroutine[Any, Any, T] = bounded()
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._handing:
+            self._check()
+            work: Coroutine[Any, Any, T] = bounded()
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except CancelledError:
@@ -82,8 +95,11 @@ class Portal:
         """Cancel what still runs and end the thread, within five seconds. Idempotent."""
         if self._closed or self._pid != os.getpid():
             return
-        self._closed = True
-        self._loop.call_soon_threadsafe(self._stop.set)
+        with self._handing:
+            if self._closed:
+                return
+            self._closed = True
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(_STOP)
 
     def __enter__(self) -> Portal:

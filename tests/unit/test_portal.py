@@ -102,3 +102,25 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     assert subprocess.run([sys.executable, "-c", script], timeout=15, env=environment).returncode == 7
+
+
+def test_a_portal_whose_loop_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(main):
+        main.close()
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "run", refuse)
+    with pytest.raises(OSError, match="Too many open files"):
+        Portal()
+
+
+def test_a_call_that_is_being_handed_over_holds_up_the_end_of_the_portal() -> None:
+    portal = Portal()
+    closing = threading.Thread(target=portal.close)
+    with portal._handing:  # as a call does between its look and its place on the loop
+        closing.start()
+        closing.join(0.05)
+        assert closing.is_alive() and not portal._closed
+    closing.join(5)
+    with pytest.raises(esp.Closed):
+        portal.call(asyncio.sleep, 0)
