@@ -46,6 +46,9 @@ class Event:
     flags: EventFlag = EventFlag.NORMAL
 
 
+_LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+
+
 def moment(seconds: int, micros: int = 0) -> datetime:
     """An aware UTC datetime, exact to the microsecond (floats would not be). Raises OverflowError past year 9999."""
     return _EPOCH + timedelta(seconds=seconds, microseconds=micros)
@@ -91,7 +94,7 @@ class Block:
     @property
     def sent_at(self) -> datetime:
         """When its sender wrote it, by that sender's clock."""
-        return moment(0, self.frame.sent_at)
+        return moment(0, min(self.frame.sent_at, _LAST))
 
     def __len__(self) -> int:
         """The number of events it was sent with."""

@@ -282,3 +282,7 @@ def test_a_block_is_read_again_after_it_was_pickled() -> None:
     it = pickle.loads(pickle.dumps(block(TRADE, [(1, "a", "1", 0, 0)], view=View(True))))
     assert it.rows() == [(1, "a", Decimal(1), 0, 0)]
     assert it.view == View(True)
+
+
+def test_a_forged_time_of_sending_is_still_a_time() -> None:
+    assert block(TRADE, [(1, "a", "1", 0, 0)], sent_at=(1 << 64) - 1).sent_at.year == 9999
