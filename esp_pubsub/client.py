@@ -21,7 +21,16 @@ from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Publisher, PublisherOptions, Resume, source_number
 from .registry import driver, election
 from .schema import Schema
-from .subscriber import RUNS_KEY, SCHEMA_KEY, Subscriber, SubscriberOptions, check_start, read_runs, read_schema
+from .subscriber import (
+    RUNS_KEY,
+    SCHEMA_KEY,
+    Begin,
+    Subscriber,
+    SubscriberOptions,
+    check_start,
+    read_runs,
+    read_schema,
+)
 
 if TYPE_CHECKING:
     from .telemetry import Telemetry
@@ -234,13 +243,14 @@ class Client:
         return len(runs)
 
     def subscriber(
-        self, url: str, schema: Schema | str | None = None, *, side: Side | None = None, start: Start | None = None,
-        group: str | None = None, options: SubscriberOptions | None = None,
+        self, url: str, schema: Schema | str | None = None, *, side: Side | None = None,
+        start: Begin | None = None, group: str | None = None, options: SubscriberOptions | None = None,
         on_notice: Callable[[Notice], None] | None = None,
     ) -> Opening[Subscriber]:  # fmt: skip
         """A subscriber to the window that `url` names. `side` is `out` unless the URL or this argument says otherwise.
 
-        `start`: earliest, latest, a position or an aware datetime; None: where the group left off, else what the bus's
+        `start`: earliest, latest, a position or an aware datetime; none: where the group left off, and if it has
+        confirmed nothing yet, reading raises NothingStored; None: where the group left off, else what the bus's
         configuration says, else earliest with a group and latest without. `group` may stand in the configuration too.
         Without `schema` it is the one that the topic's publisher retained.
         """
@@ -250,7 +260,7 @@ class Client:
         begin = start if start is not None else self._start
         if begin is None:
             begin = "earliest" if group is not None else "latest"
-        check_start(begin)
+        check_start(begin, group)
 
         async def opened() -> Subscriber:
             self._check_offered(begin, group)
@@ -276,7 +286,7 @@ class Client:
         if self._closed:
             raise Closed("this client is closed; call init for another one")
 
-    def _check_offered(self, start: Start, group: str | None) -> None:
+    def _check_offered(self, start: Begin, group: str | None) -> None:
         offered = self.bus.capabilities
         if group is not None and not offered.groups:
             raise NotOffered("this bus has no groups: read without one", capability="groups")

@@ -22,6 +22,7 @@ code acts on the class and the data, never on the text.
     +-- Stale                  a higher run of the source exists (.run, .current)
     +-- Overrun                a standby whose input could not wait
     +-- NoGroup                confirm without a group
+    +-- NothingStored          a group that has confirmed nothing, where start is none (.group)
     +-- Unconfirmed            too many blocks read and not confirmed (.limit)
     +-- NoAnswer               a request nobody answered in time (.topic, .timeout)
     +-- Closed                 used after close
@@ -139,6 +140,12 @@ class Overrun(EspError):
 
 class NoGroup(EspError):
     """Confirm was called on a subscriber without a group."""
+
+
+class NothingStored(EspError):
+    """A group that has confirmed nothing yet, where its subscriber starts at what is stored and nowhere else."""
+
+    group: str
 
 
 class Unconfirmed(EspError):

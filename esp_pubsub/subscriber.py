@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgpack
 
@@ -28,6 +28,7 @@ from .errors import (
     Closed,
     ConfigError,
     NoGroup,
+    NothingStored,
     SchemaError,
     Unconfirmed,
     WrongOrder,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .client import Home
 
 SCHEMA_KEY, RUNS_KEY = "schema", "runs"
+Begin = Start | Literal["none"]
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
 _EVENTS, _DATA = attrgetter("count"), attrgetter("data")
 
@@ -66,14 +68,17 @@ def read_runs(topic: str, retained: bytes | None) -> dict[int, int]:
     raise BusRefused(f"what is retained as the runs of {topic} cannot be read: was it another program?")
 
 
-def check_start(start: Any) -> None:
-    """ConfigError for anything that is no place on a topic."""
+def check_start(start: Any, group: str | None = None) -> None:
+    """ConfigError for anything that is no place on a topic; "none" is one for groups only."""
+    if start == "none" and group is not None:
+        return
     naive = isinstance(start, datetime) and start.tzinfo is None
     negative = isinstance(start, int) and (isinstance(start, bool) or start < 0)
     known = start in ("earliest", "latest") if isinstance(start, str) else isinstance(start, int | datetime)
     if naive or negative or not known:
         raise ConfigError(
-            f"start is 'earliest', 'latest', a position from 0 on, or a datetime with a time zone, not {start!r}"
+            "start is 'earliest', 'latest', a position from 0 on, a datetime with a time zone, or, in a group, 'none', "
+            f"not {start!r}"
         )
 
 
@@ -93,8 +98,8 @@ class SubscriberOptions:
 
     def __post_init__(self) -> None:
         for name in ("read_blocks", "read_bytes", "unconfirmed", "max_sources"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is at least 1")
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(f"{name} is a number of at least 1, not {getattr(self, name)!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,7 @@ class Subscriber:
     """
 
     def __init__(
-        self, home: Home, bus: Bus, address: Address, topic: str, *, schema: Schema | None, start: Start,
+        self, home: Home, bus: Bus, address: Address, topic: str, *, schema: Schema | None, start: Begin,
         group: str | None, options: SubscriberOptions, notify: Callable[[Notice], None],
     ) -> None:  # fmt: skip
         self.address = address
@@ -135,7 +140,8 @@ class Subscriber:
         self._notify = notify
         self._schema_given = schema is not None
         self._view = View(address.options.collapse, address.options.rmretdel)
-        self._start: Start = start
+        self._start: Start = "earliest" if start == "none" else start
+        self._only_stored = start == "none"
         self._replay = bus.capabilities.replay
         self._read_to: int | None = None
         self._feed: Feed | None = None
@@ -283,6 +289,11 @@ class Subscriber:
 
     def _resume(self, feed: Feed) -> None:
         """Take up the state that the group stored with its position, once it is known."""
+        if self._only_stored and feed.state is None:
+            raise NothingStored(
+                f"group {self.group!r} has confirmed nothing on {self.topic}, and start is none: say where it begins",
+                group=self.group,
+            )
         if self._ledger is not None and feed.state is not None:
             accept = self._accept
             try:

@@ -240,3 +240,18 @@ async def test_a_stored_state_that_cannot_be_read_is_a_named_error(bench: Bench)
     async with await bench.subscriber(group="g") as sub:
         found = await outcome(anext(sub))
         assert isinstance(found, esp.EspError), found
+
+
+async def test_a_group_that_starts_at_what_is_stored_and_has_stored_nothing_is_an_error(bench: Bench) -> None:
+    await bench.publish(1, 2)
+    async with await bench.subscriber(group="g", start="none") as sub:
+        for _ in range(2):
+            with pytest.raises(esp.NothingStored, match="'g' has confirmed nothing"):
+                await anext(sub)
+    async with await bench.subscriber(group="g", start="earliest") as sub:
+        assert await numbers(sub, 1) == [1]
+        await sub.confirm()
+    async with await bench.subscriber(group="g", start="none") as sub:
+        assert await numbers(sub, 1) == [2]
+    with pytest.raises(esp.ConfigError, match="in a group, 'none'"):
+        await bench.subscriber(start="none")
