@@ -68,8 +68,13 @@ class PublisherOptions:
     limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
-        if self.buffer_blocks < 1 or self.buffer_bytes < 1:
-            raise ConfigError("buffer_blocks and buffer_bytes are at least 1")
+        for name in ("buffer_blocks", "buffer_bytes"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ConfigError(f"{name} is a number of at least 1, not {getattr(self, name)!r}")
+        for name in ("ack_timeout", "stall", "close_timeout"):
+            seconds = getattr(self, name)
+            if not isinstance(seconds, int | float) or not (seconds > 0 if name == "stall" else seconds >= 0):
+                raise ConfigError(f"{name} is a number of seconds, not {seconds!r}")
         if self.body not in ("rows", "arrow"):
             raise ConfigError(f"body is rows or arrow, not {self.body!r}")
 
@@ -104,6 +109,12 @@ class Resume:
     name: str
     last: int = 0
     chain: int = 0
+
+    def __post_init__(self) -> None:
+        for name, bits in (("last", 64), ("chain", 32)):
+            number = getattr(self, name)
+            if not isinstance(number, int) or not 0 <= number < 1 << bits:
+                raise ConfigError(f"{name} is a number from 0 to 2**{bits} - 1, not {number!r}")
 
 
 class Delivery:

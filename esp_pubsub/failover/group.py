@@ -52,13 +52,15 @@ class Failover:
     """`kill`: end a process that is stopped while it holds a lock everybody needs (embedded bus)."""
 
     def __post_init__(self) -> None:
-        if not self.group:
-            raise ConfigError("a failover group has a name")
-        if self.buffer < 1:
+        if not self.group or not isinstance(self.group, str):
+            raise ConfigError(f"a failover group has a name, and that is a text, not {self.group!r}")
+        if not isinstance(self.election, str | None):
+            raise ConfigError(f"election is a name, or the place of a service, not {self.election!r}")
+        if not isinstance(self.buffer, int) or self.buffer < 1:
             raise ConfigError(
                 f"buffer is at least 1, not {self.buffer}: a standby has to keep what it may have to send"
             )
-        if not 0 <= self.run < 1 << 64:
+        if not isinstance(self.run, int) or not 0 <= self.run < 1 << 64:
             raise ConfigError(f"run is a number from 0 to 2**64 - 1, not {self.run}")
         if self.overflow not in ("wait", "leave"):
             raise ConfigError(f"overflow is wait or leave, not {self.overflow!r}")

@@ -240,6 +240,10 @@ async def test_two_groups_on_one_topic_are_two_sources(bus_directory: Path) -> N
         ({"run": 1 << 64}, "not 18446744073709551616"),
         ({"overflow": "drop"}, "'drop'"),
         ({"fence": "shoot"}, "'shoot'"),
+        ({"run": "today"}, "not 'today'"),
+        ({"buffer": "many"}, "not 'many'"),
+        ({"election": 5}, "not 5"),
+        ({"group": 5}, "not 5"),
     ],
 )
 def test_settings_that_cannot_be_used_are_refused_at_once(wrong: dict[str, Any], shown: str) -> None:

@@ -239,7 +239,20 @@ async def test_a_block_that_the_bus_cannot_take_is_refused_before_an_id_is_given
         assert await (await pub.inject([ROW])) == "acked"
 
 
-@pytest.mark.parametrize("wrong", [{"buffer_blocks": 0}, {"buffer_bytes": 0}, {"body": "json"}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"buffer_blocks": 0}, {"buffer_blocks": "x"}, {"buffer_bytes": 0}, {"body": "json"}, {"stall": 0},
+        {"stall": "5s"}, {"ack_timeout": -1}, {"close_timeout": None},
+    ],
+    ids=str,
+)  # fmt: skip
 def test_options_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(esp.ConfigError):
         esp.PublisherOptions(**wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"last": -1}, {"last": 1 << 64}, {"chain": 1 << 32}, {"last": "7"}], ids=str)
+def test_a_sequence_cannot_go_on_from_where_none_can_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(esp.ConfigError):
+        esp.Resume("name", **wrong)
