@@ -8,51 +8,16 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-ESP = [sys.executable, "-m", "esp_pubsub.cli"]
-URL = "dfESP://cli:5555/market/cq/Trades"
-SCHEMA = "id*:int64,symbol:string,price:double"
-LINES = int(os.environ.get("ESP_PUBSUB_LINES", "20000"))
-BOUND = max(40.0, LINES / 5_000)
+from tests.integration.shell import BOUND, ESP, LINES, SCHEMA, URL, Cli, ended, listening, size, text, until
 
 pytestmark = pytest.mark.timeout(3 * BOUND)
-
-
-class Cli:
-    """Commands on one private bus. What still runs at the end is ended."""
-
-    def __init__(self, bus: Path) -> None:
-        self.bus = bus
-        self.running: list[subprocess.Popen[str]] = []
-
-    def start(self, command: str, *arguments: object, **options: object) -> subprocess.Popen[str]:
-        place = [] if command == "adapter" else ["--set", f"dir={self.bus}"]
-        process = subprocess.Popen(
-            [*ESP, command, *map(str, arguments), *place],
-            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            | options,  # type: ignore[call-overload]
-        )
-        self.running.append(process)
-        return process
-
-    def run(self, command: str, *arguments: object, code: int = 0, **options: object) -> tuple[str, str]:
-        return ended(self.start(command, *arguments, **options), code)
-
-    def read(self, *arguments: object) -> str:
-        """All lines that are there, and no more."""
-        return self.run("sub", URL, "-", "--side", "in", "--start", "earliest", *arguments)[0]
-
-    def close(self) -> None:
-        for process in self.running:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
 
 
 @pytest.fixture
@@ -60,28 +25,6 @@ def cli(bus_directory: Path) -> Iterator[Cli]:
     cli = Cli(bus_directory / "bus")
     yield cli
     cli.close()
-
-
-def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
-    out, err = process.communicate(timeout=BOUND)
-    assert process.returncode == code, f"{process.args} ended with {process.returncode}: {err}"
-    assert "Traceback" not in (err or ""), err
-    return out, err
-
-
-def until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + BOUND
-    while not holds():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.01)
-
-
-def text(first: int, last: int) -> str:
-    return "".join(f"{i},SYM{i % 7},{i / 4}\n" for i in range(first, last + 1))
-
-
-def size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 @pytest.fixture
@@ -239,13 +182,6 @@ def test_repeat_rate_and_max_events(cli: Cli, tmp_path: Path) -> None:
     assert cli.read("--max-events", 45) == text(1, 10) * 4 + text(1, 5)
 
 
-def listening(process: subprocess.Popen[str]) -> socket.socket:
-    assert process.stderr is not None
-    found = re.search(r"listening on port (\d+)", process.stderr.readline())
-    assert found
-    return socket.create_connection(("127.0.0.1", int(found[1])), BOUND)
-
-
 def test_half_a_line_of_a_peer_that_left_is_not_published(cli: Cli) -> None:
     publishing = cli.start("pub", URL, SCHEMA, ":0")
     with listening(publishing) as peer:
@@ -307,6 +243,24 @@ def test_a_peer_that_reads_nothing_costs_nothing(cli: Cli, tmp_path: Path) -> No
     assert whole.endswith(rest) and len(got) + len(rest) >= len(whole), "what the peer did not get comes again"
 
 
+def test_what_a_peer_that_left_did_not_get_comes_again(cli: Cli, tmp_path: Path) -> None:
+    feed, out = tmp_path / "feed.csv", tmp_path / "out.csv"
+    reader = ("--side", "in", "--group", "reader")
+    reading = cli.start("sub", URL, ":0", *reader)
+    with listening(reading) as peer:
+        for number in (1, 2):  # once the second one comes, the first one is confirmed
+            feed.write_text(text(number, number))
+            cli.run("pub", URL, SCHEMA, feed)
+            assert peer.recv(1000).decode() == text(number, number)
+    _, said = ended(reading, 1)
+    assert "who read the output has left" in said, "it does not wait for more to notice"
+    feed.write_text(text(3, 3))
+    cli.run("pub", URL, SCHEMA, feed)
+    reading = cli.start("sub", URL, out, *reader)
+    until(lambda: size(out) and out.read_text().endswith(text(3, 3)))
+    assert out.read_text() in (text(2, 3), text(3, 3))
+
+
 def test_what_a_full_disk_did_not_take_is_not_confirmed(cli: Cli, tmp_path: Path) -> None:
     feed = tmp_path / "feed.csv"
     feed.write_text(text(1, 200))
@@ -327,19 +281,29 @@ def on_a_disk_of_its_own(folder: Path, how: str, *command: object) -> list[str]:
     return [*mount, *map(str, command)]
 
 
+def _holds(path: Path, lines: str) -> bool:
+    return size(path) == len(lines)
+
+
 def test_a_disk_that_fills_up_holds_whole_lines_and_what_it_did_not_take_comes_again(cli: Cli, tmp_path: Path) -> None:
     feed, disk, kept, out = (tmp_path / name for name in ("feed.csv", "disk", "kept.csv", "out.csv"))
     disk.mkdir()
-    feed.write_text(text(1, LINES))
-    cli.run("pub", URL, SCHEMA, feed)
     group = ("--side", "in", "--group", "reader", "--set", f"dir={cli.bus}")
     reading = [*ESP, "sub", URL, disk / "out.csv", *group]
     keeping = ("sh", "-c", '"$@"; code=$?; cp "$0"/out.csv "$0"/../kept.csv; exit $code', disk, *reading)
-    full = subprocess.run(on_a_disk_of_its_own(disk, "size=64k", *keeping), capture_output=True, text=True, check=False)
-    assert full.returncode == 1 and "No space left on device" in full.stderr, full.stderr
+    filling = subprocess.Popen(on_a_disk_of_its_own(disk, "size=64k", *keeping), stderr=subprocess.PIPE, text=True)
+    cli.running.append(filling)
+    there = Path(f"/proc/{filling.pid}/root{disk}/out.csv")  # which nobody else sees
+    for first, events in ((1, 300), (301, 1_000)):
+        feed.write_text(text(first, events))
+        cli.run("pub", URL, SCHEMA, feed)
+        until(partial(_holds, there, text(1, events)))
+    feed.write_text(text(events + 1, LINES))
+    cli.run("pub", URL, SCHEMA, feed)
+    _, said = ended(filling, 1)
+    assert "No space left on device" in said
     taken = kept.read_text()
-    events = taken.count("\n")
-    assert taken == text(1, events)
+    assert taken == text(1, events) and f"{events:,} events written" in said
     cli.run("sub", URL, out, "--side", "in", "--group", "reader", "--max-events", LINES - events)
     assert out.read_text() == text(events + 1, LINES), "nothing was confirmed that was not written, and all that was"
 
@@ -414,7 +378,8 @@ def test_the_adapter_takes_the_classic_flags(cli: Cli, tmp_path: Path) -> None:
     assert out.read_text() == "I,N,1,IBM,2026-11-18 21:30:00\nD,N,1,,\nP,N,2,SAS,2026-11-18 21:30:01\n"
     _, said = cli.run("adapter", "-k", "pub", "-h", URL, "-f", feed, "-C", "blocksise=3", code=2)
     assert "the nearest known one is 'blocksize'" in said
-    assert "quiesced" in cli.run("adapter", "-k", "pub", "-h", URL, "-f", feed, "-Q", code=2)[1]
+    _, said = cli.run("adapter", "-k", "sub", "-h", URL, "-f", out, "-Q", code=2)
+    assert "quiesce is not for sub" in said
     assert "binary" in cli.run("adapter", "-k", "pub", "-h", URL, "-f", feed, "-t", "binary", code=2)[1]
 
 
@@ -434,7 +399,10 @@ def test_plain_lines_do_not_hide_a_delete(cli: Cli, tmp_path: Path) -> None:
         (("pub", URL, SCHEMA, "no-such-file.csv"), 1, "no-such-file.csv: No such file or directory"),
         (("pub", URL, SCHEMA, "."), 1, "directory"),
         (("pub", URL, "-"), 2, "so it has no schema: give one"),
-        (("pub", URL, "id:int64", "-"), 1, "no field is a key"),
+        (("pub", URL, "id:int64", "-"), 2, "no field is a key"),
+        (("pub", URL, SCHEMA, ":99999"), 2, "a port is 0 to 65535"),
+        (("pub", URL, SCHEMA, "..:80"), 1, "..:80 cannot be reached"),
+        (("sub", URL, "-", "-C", "rate=5"), 2, "rate is not for sub"),
         (("pub", URL, SCHEMA, "127.0.0.1:1"), 1, "127.0.0.1:1 cannot be reached: "),
         (("pub", URL, SCHEMA, "-", "--bus", "kafak"), 2, "did you mean 'kafka'?"),
         (("pub", URL, SCHEMA, "-", "-C", "rate"), 2, "-C is key=value"),
