@@ -58,10 +58,10 @@ class Failover:
             raise ConfigError(f"election is a name, or the place of a service, not {self.election!r}")
         if not isinstance(self.buffer, int) or self.buffer < 1:
             raise ConfigError(
-                f"buffer is at least 1, not {self.buffer}: a standby has to keep what it may have to send"
+                f"buffer is at least 1, not {self.buffer!r}: a standby has to keep what it may have to send"
             )
         if not isinstance(self.run, int) or not 0 <= self.run < 1 << 64:
-            raise ConfigError(f"run is a number from 0 to 2**64 - 1, not {self.run}")
+            raise ConfigError(f"run is a number from 0 to 2**64 - 1, not {self.run!r}")
         if self.overflow not in ("wait", "leave"):
             raise ConfigError(f"overflow is wait or leave, not {self.overflow!r}")
         if self.fence not in (None, "kill"):
