@@ -32,9 +32,9 @@ def read_config(text: str, *, name: str = "client.config") -> dict[str, str]:
     """The lines `NAME value` of a client.config. ConfigError names the line and what was expected, and no value."""
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        key, *value = line.partition("#")[0].split(None, 1)[:2] or [""]
-        if not key:
+        if not line.strip() or line.lstrip().startswith("#"):  # elsewhere it may be of a password
             continue
+        key, *value = line.split(None, 1)
         if key not in INSTEAD or not value or key in found:
             raise ConfigError(f"{name}:{number}: expected one of {', '.join(INSTEAD)}, once, and a value", source=name)
         found[key] = Secret(value[0].strip()) if looks_secret(key, value[0]) else value[0].strip()

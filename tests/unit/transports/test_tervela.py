@@ -21,10 +21,10 @@ def test_the_topic_of_metadata() -> None:
     assert metadata_topic(WINDOW) == "SAS.META.host:5555"
 
 
-def test_a_client_config_is_read() -> None:
-    text = "# ours\nUSERNAME us\nPASSWORD  top secret # not for all\n\nPRIMARY_TMX\thost:1\nGD_MAX_OUT 100\n"
+def test_a_client_config_is_read_and_a_hash_begins_a_comment_at_the_start_of_a_line_only() -> None:
+    text = "# ours\nUSERNAME us\nPASSWORD  top secret#1 # 2\n\n  # more\nPRIMARY_TMX\thost:1\nGD_MAX_OUT 100\n"
     found = read_config(text)
-    assert found == {"USERNAME": "us", "PASSWORD": "top secret", "PRIMARY_TMX": "host:1", "GD_MAX_OUT": "100"}
+    assert found == {"USERNAME": "us", "PASSWORD": "top secret#1 # 2", "PRIMARY_TMX": "host:1", "GD_MAX_OUT": "100"}
     assert "secret" not in repr(found)
     assert set(found) <= set(INSTEAD)
 
