@@ -22,9 +22,10 @@ from tests.support.proxy import Proxy
 from tests.support.server import HOST
 from tests.support.solace import Solace, open_bus
 
-PATIENCE = 8.0  # three signs of life until a silent one is found, and what a loaded machine adds
+PATIENCE = 25.0  # three signs of life until a silent one is found, and what a loaded machine adds
 QUIET = 0.2
-KEEPALIVE = 1.0
+KEEPALIVE = 2.0  # so that who only waits for the processor is not taken for dead
+TIMEOUT = 10.0
 REAL = os.environ.get("SOLACE_CFG")
 
 pytest_plugins = ["tests.support.solace_client"]
@@ -56,7 +57,9 @@ class Group:
         proxy = await asyncio.to_thread(Proxy, HOST, self.port)  # it reads a file
         async with proxy as link:
             self.links[name] = link
-            bus = await open_bus(options(host=f"{HOST}:{link.port}", username="us", keepalive=KEEPALIVE, timeout=2.0))
+            bus = await open_bus(
+                options(host=f"{HOST}:{link.port}", username="us", keepalive=KEEPALIVE, timeout=TIMEOUT)
+            )
             async with seated(bus, self.name, name) as election:
                 yield election
 
