@@ -17,6 +17,14 @@ class UnknownQueue(BusRefused):
     """There is no such queue."""
 
 
+class NotSubscribed(BusRefused):
+    """A topic is kept from us. The queue that was to get it may have been made."""
+
+
+class NotFirst(BusRefused):
+    """Another one stands first in the line of the queue."""
+
+
 class Inbound(NamedTuple):
     """One message as the broker handed it over."""
 

@@ -3,7 +3,8 @@
 Threads
     The client calls back on threads of its own, several for each publisher and receiver, and its calls may block. So
     its calls are made on a few threads of ours, each with a deadline, and what it says crosses to the loop by `_cross`
-    alone. A call that was given up, or cancelled, is undone when it comes to an end after all.
+    alone. A call that failed, was given up, or cancelled, is undone when it comes to an end. One that hangs keeps its
+    thread, so there may be many; each is made when no other is free.
 
 The client can connect anew, and bring back its flows, without anybody being told what was lost meanwhile. It is told
 not to.
@@ -25,6 +26,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
+from solace.messaging.config._sol_constants import (
+    SOLCLIENT_ENDPOINT_PROP_ACCESSTYPE,
+    SOLCLIENT_ENDPOINT_PROP_ACCESSTYPE_EXCLUSIVE,
+    SOLCLIENT_FLOW_PROP_MAX_RECONNECT_TRIES,
+)
 from solace.messaging.config.missing_resources_creation_configuration import MissingResourcesCreationStrategy
 from solace.messaging.config.receiver_activation_passivation_configuration import (
     ReceiverState,
@@ -39,6 +45,7 @@ from solace.messaging.config.solace_properties import (
     transport_layer_security_properties,
 )
 from solace.messaging.config.sub_code import SolClientSubCode
+from solace.messaging.core._core_api_utility import prepare_array
 from solace.messaging.messaging_service import MessagingService, ServiceInterruptionListener
 from solace.messaging.publisher.direct_message_publisher import PublishFailureListener
 from solace.messaging.publisher.persistent_message_publisher import MessagePublishReceiptListener
@@ -51,18 +58,21 @@ from solace.messaging.utils.life_cycle_control import TerminationNotificationLis
 
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
-from .link import Ended, Hear, Inbound, Taken, UnknownQueue
+from .link import Ended, Hear, Inbound, NotFirst, NotSubscribed, Taken, UnknownQueue
 from .options import SolaceOptions, plain
 
 T = TypeVar("T")
 
 _MISSED = 3  # signs of life
+_THREADS = 64
 _GRACE = 1  # millisecond that a receiver has to hand over what it holds, which nobody wants any more
 _POLL = 200  # milliseconds after which a browser looks whether it is closed
 _SLACK = 1.0  # seconds that our deadline is behind the client's own
 _NAME = re.compile(r"SOLCLIENT_SUBCODE_([A-Z_]+)")
 _CONTENTS = re.compile(r"'error_info_contents': [\"'](.*)[\"']}")
+_CODES = {each.value for each in SolClientSubCode}  # its library has some that its Python does not know
 _UNKNOWN = {"UNKNOWN_QUEUE_NAME", "QUEUE_NOT_FOUND"}
+_NOT_FIRST = "CLIENT_INITIATED_REPLAY_INACTIVE_FLOW_NOT_ALLOWED"
 _REFUSED = {
     "LOGIN_FAILURE": "check username and password",
     "BASIC_AUTHENTICATION_IS_SHUTDOWN": "the message VPN takes no passwords: set sslcert and sslkey",
@@ -84,6 +94,14 @@ _REFUSED = {
     "UNTRUSTED_COMMONNAME": "check that host is a name of the certificate",
     "CERTIFICATE_DATE_INVALID": "the broker's certificate is out of date",
     "MESSAGE_TOO_LARGE": "set maxmessage lower",
+    "SUBSCRIPTION_INVALID": "topics have neither empty levels nor wildcards",
+    "INVALID_TOPIC_SYNTAX": "topics have neither empty levels nor wildcards",
+    "TOPIC_TOO_LARGE": "use shorter names",
+    "QUEUENAME_TOO_LARGE": "use shorter names",
+    "SHARED_SUBSCRIPTIONS_NOT_ALLOWED": "have the client profile allow shared subscriptions",
+    "DYNAMIC_CLIENTS_NOT_ALLOWED": "have the client username made",
+    "CLIENT_NAME_INVALID": "have the client username made otherwise",
+    _NOT_FIRST: "another reader stands first",
     "REPLAY_DISABLED": "the broker keeps no replay log: leave replaylog out",
     "REPLAY_NOT_SUPPORTED": "the broker keeps no replay log: leave replaylog out",
     "REPLAY_START_TIME_NOT_AVAILABLE": "the replay log does not go back so far: start is later, or earliest",
@@ -92,6 +110,10 @@ _UNAVAILABLE = {
     "COMMUNICATION_ERROR": "check that it runs, and host",
     "UNRESOLVED_HOST": "nobody knows that name: check host",
     "TIMEOUT": "check that it runs, and that the port is one for what host says",
+    "QUEUE_SHUTDOWN": "have the queue's ingress and egress enabled",
+    "SPOOL_OVER_QUOTA": "read the queue, or raise its quota, or that of the message VPN",
+    "MAX_MESSAGE_USAGE_EXCEEDED": "read the queue, or raise the message VPN's most messages",
+    "NO_MORE_NON_DURABLE_QUEUE_OR_TE": "raise the most endpoints of the client profile, or of the message VPN",
     "PROTOCOL_ERROR": "that is no Solace broker, or its port wants TLS or compression: check host",
 }
 
@@ -104,14 +126,15 @@ def trouble(what: str, error: BaseException) -> BusError:
     if isinstance(error, BusError):
         return error
     text, code = str(error), getattr(error, "sub_code", None)
-    found = _NAME.search(SolClientSubCode(code).name if isinstance(code, int) else text)
+    found = _NAME.search(SolClientSubCode(code).name if code in _CODES else text)
     name = found[1] if found else "UNRESOLVED_HOST" if "resolved" in text else type(error).__name__
     contents = _CONTENTS.search(text)
     why = f"{what}: {contents[1] if contents else text or type(error).__name__} ({name})"
     if name in _UNKNOWN:
         return UnknownQueue(why)
     if name in _REFUSED:
-        return BusRefused(f"{why}; {_REFUSED[name]}")
+        kind = NotSubscribed if name.startswith("SUBSCRIPTION_") else NotFirst if name == _NOT_FIRST else BusRefused
+        return kind(f"{why}; {_REFUSED[name]}")
     return BusUnavailable(f"{why}; {_UNAVAILABLE[name]}" if name in _UNAVAILABLE else why)
 
 
@@ -158,8 +181,9 @@ class SolaceLink:
         self.on_lost: set[Ended] = set()
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._workers = ThreadPoolExecutor(4, "esp solace")
+        self._workers = ThreadPoolExecutor(_THREADS, "esp solace")
         self._service: Any = None
+        self._ending = threading.Lock()
 
     # threads
 
@@ -171,7 +195,7 @@ class SolaceLink:
     async def ask(
         self, what: str, call: Callable[[], T], undo: Callable[[], object] | None = None, within: float | None = None
     ) -> T:
-        """The result of a call to the client. `undo` is for one that comes to an end when nobody waits any more."""
+        """The result of a call to the client. `undo` is for one that fails half-way, or that nobody waits for."""
         if self.lost is not None:
             raise self.lost
         within = within or self._options.timeout + _SLACK
@@ -179,15 +203,12 @@ class SolaceLink:
         try:
             async with asyncio.timeout(within):
                 return await asyncio.shield(asked)
-        except TimeoutError:
+        except BaseException as error:
             asked.add_done_callback(lambda done: self._later(done, undo))
-            raise BusUnavailable(f"{what}: no answer within {within:g} s") from None
-        except asyncio.CancelledError:
-            asked.add_done_callback(lambda done: self._later(done, undo))
-            raise
-        except BusError:
-            raise
-        except Exception as error:
+            if isinstance(error, TimeoutError):
+                raise BusUnavailable(f"{what}: no answer within {within:g} s") from None
+            if isinstance(error, BusError) or not isinstance(error, Exception):
+                raise
             raise trouble(what, error) from error
 
     def _later(self, done: asyncio.Future[Any], undo: Callable[[], object] | None) -> None:
@@ -205,18 +226,33 @@ class SolaceLink:
     # the session
 
     async def connect(self) -> None:
-        """Reach a broker."""
-        options = self._options
-        hosts = options.host.count(",") + 1
+        """Reach a broker. Cancelled, it is left at once, and what was begun ends by itself within its time.
+
+        The client's own disconnect is no way to end it sooner: a connect that begins meanwhile hangs, for ever.
+        """
+        within = (self._options.host.count(",") + 1) * self._options.timeout + _SLACK
         try:
-            await self.ask(
-                f"Solace at {options.host}", self._connect, self._disconnect, hosts * options.timeout + _SLACK
-            )
+            await self.ask(f"Solace at {self._options.host}", self._connect, self._leave, within)
         except BaseException:
-            await asyncio.shield(asyncio.ensure_future(self.aclose()))
+            self.lose(BusUnavailable("this session was closed"))
             raise
 
     def _connect(self) -> None:
+        try:
+            self._build()
+            if self.lost is None:
+                self._service.connect()
+        except BaseException:
+            self._leave()
+            raise
+        if self.lost is not None:  # nobody waits any more, and perhaps there is no loop to say so
+            self._leave()
+
+    def _leave(self) -> None:
+        self._disconnect()
+        self._workers.shutdown(wait=False)
+
+    def _build(self) -> None:
         failed = None
         try:
             self._service = MessagingService.builder().from_properties(properties(self._options)).build()
@@ -232,10 +268,10 @@ class SolaceLink:
                 link.cross(link.lose, trouble("the link to Solace was lost", event.get_cause()))
 
         self._service.add_service_interruption_listener(Interrupted())
-        self._service.connect()
 
     def _disconnect(self) -> None:
-        service, self._service = self._service, None
+        with self._ending:  # twice would be the end of the process
+            service, self._service = self._service, None
         if service is not None:
             quietly(service.disconnect)()
             # It forgets to end its context, which is a thread and three descriptors, for as long as the process lives.
@@ -251,8 +287,7 @@ class SolaceLink:
     async def aclose(self) -> None:
         """See `Link.aclose`."""
         self.lose(BusUnavailable("this session was closed"))
-        await self.do(self._disconnect)
-        self._workers.shutdown(wait=False)
+        await self.do(self._leave)
 
     # what stands on it
 
@@ -302,7 +337,7 @@ class SolaceLink:
                 since = ReplayStrategy.time_based(replay) if isinstance(replay, datetime) else None
                 builder = builder.with_message_replay(since or ReplayStrategy.all_messages())
             named = Queue.durable_exclusive_queue(queue) if queue else Queue.non_durable_exclusive_queue()
-            return builder.build(named)
+            return of_its_own(builder.build(named))
 
         flow = ReceiverFlow(self, made, hear, ended)
         await self.ask(f"the queue {queue or 'of our own'}", flow.start, flow.stop)
@@ -335,6 +370,21 @@ def quietly(call: Callable[[], object]) -> Callable[[], None]:
             call()
 
     return do
+
+
+def of_its_own(receiver: Any) -> Any:
+    """A receiver of an exclusive queue, which is not bound anew by the client in silence.
+
+    The client has the properties of queues to make in one dict for the whole process: each call, by any thread, leaves
+    in it what it wanted. And it offers no word for how often a flow is bound anew; the default is for ever.
+    """
+    receiver._end_point_props = {  # noqa: SLF001
+        **receiver._end_point_props,  # noqa: SLF001
+        SOLCLIENT_ENDPOINT_PROP_ACCESSTYPE: SOLCLIENT_ENDPOINT_PROP_ACCESSTYPE_EXCLUSIVE,
+    }
+    receiver._config[SOLCLIENT_FLOW_PROP_MAX_RECONNECT_TRIES] = "0"  # noqa: SLF001
+    receiver._flow_arr = prepare_array(receiver._config)  # noqa: SLF001
+    return receiver
 
 
 class SolacePublisher:
@@ -470,7 +520,7 @@ class BrowserFlow:
 
     def start(self) -> None:
         """On a thread."""
-        builder = self._link.service.create_message_queue_browser_builder()
+        builder = self._link.service.create_message_queue_browser_builder().with_reconnection_attempts(0)
         self._browser = builder.build(Queue.durable_exclusive_queue(self._queue))
         self._browser.start_async().result(self._link.timeout)
         self._thread.start()
