@@ -8,11 +8,15 @@ right as our reading of it; it knows nothing of the vendor's protocol. What is s
     guaranteed   messages are spooled to all queues that want their topic, or, if one of these refuses, to none; the
                  publisher is told of each. Direct messages are promoted where a queue wants them, guaranteed ones are
                  demoted for direct subscribers.
-    exclusive    queues hand their messages to the consumer that bound first; the others are told that they are not
-                 active. What was handed out and not settled comes to the next one first, in order.
+    exclusive    queues hand their messages to the consumer that bound first, and tell it that it is active; who ceases
+                 to be that is told too, and the others nothing. Turns and messages come by two lines. What was handed
+                 out and not settled comes to the next one first, in order.
     temporary    queues go with the flow that made them, last-value queues keep the last message.
     browsers     see what is in a queue and what comes to it, and may take single messages out.
-    replay       a bind may ask for the messages of the log that match the queue's topics, in place of what it held.
+    replay       a bind may ask for the messages of the log that match the queue's topics, in place of what it held; not
+                 one that stands behind another. It fails by itself: the queue is there, and has its topic.
+    ACL          topics may be kept from publishers, whose guaranteed messages are refused and direct ones dropped, and
+                 from subscribers. A queue that was to get such a topic has been made by then.
     keep-alive   a client that is not heard for three intervals is gone, and so is a broker for its client.
 
 `async with Solace() as broker:` serves in the loop at hand, on a loopback port. Its clients, in any process, are the
@@ -36,7 +40,7 @@ import msgpack
 
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 from esp_pubsub.transports.solace.bus import SolaceBus
-from esp_pubsub.transports.solace.link import Ended, Hear, Inbound, Taken, UnknownQueue
+from esp_pubsub.transports.solace.link import Ended, Hear, Inbound, NotFirst, NotSubscribed, Taken, UnknownQueue
 from esp_pubsub.transports.solace.options import SolaceOptions
 
 from .server import HOST
@@ -44,7 +48,10 @@ from .server import HOST
 MISSED = 3  # signs of life
 WINDOW = 10_000  # messages handed out and not settled
 EGRESS = 8 << 20  # bytes that wait for one client before direct messages are dropped
-_KINDS: dict[str, type[BusError]] = {"refused": BusRefused, "unknown": UnknownQueue}
+_KINDS: dict[str, type[BusError]] = {
+    "refused": BusRefused, "unknown": UnknownQueue, "unsubscribed": NotSubscribed, "not first": NotFirst,
+    "unavailable": BusUnavailable,
+}  # fmt: skip
 
 
 def _packet(message: Sequence[Any]) -> bytes:
@@ -184,27 +191,43 @@ class Client:
     def send(self, publisher: int, guaranteed: bool, messages: list[tuple[str, bytes]]) -> None:
         for topic, data in messages:
             self.sent[publisher] = number = self.sent.get(publisher, 0) + 1
-            why = self.broker.publish(topic, data, guaranteed=guaranteed)
+            why: list[str | None] = [None, None]
+            try:
+                if topic in self.broker.kept_from_publishers:
+                    raise Refusal("refused", "Publish ACL Denied")
+                self.broker.publish(topic, data, guaranteed=guaranteed)
+            except Refusal as refused:
+                why = [refused.kind, str(refused)]
             if guaranteed:
-                self.tell(["t", publisher, number, why])
+                self.tell(["t", publisher, number, *why])
 
     def subscribe(self, flow: int, topic: str, share: str | None) -> None:
+        self.broker.let_subscribe(topic)
         self.subscriptions[flow] = (topic, share)
 
     def bind(self, flow: int, name: str | None, topic: str | None, make: bool, replay: float | None) -> None:
         queue = self.broker.find(name, make=make)
         if topic is not None:
+            self.broker.let_subscribe(topic)
             queue.topics.add(topic)
         if replay is not None:
-            queue.messages.clear()
-            for at, about, data in self.broker.log:
-                if at >= replay and about in queue.topics:
-                    queue.messages[next(queue.numbers)] = data
+            self._replay(queue, replay)
         consumer = Consumer(self, flow)
         queue.consumers.append(consumer)
         self.consumers[flow] = queue, consumer
-        self.tell(["a", flow, queue.consumers[0] is consumer])
+        if queue.consumers[0] is consumer:
+            self.tell(["a", flow, True])
         queue.move()
+
+    def _replay(self, queue: Queue, since: float) -> None:
+        if not self.broker.replays:
+            raise Refusal("unavailable", "Out Of Replay Resources")
+        if queue.consumers:
+            raise Refusal("not first", "Client Initiated Replay Inactive Flow Not Allowed")
+        queue.messages.clear()
+        for at, about, data in self.broker.log:
+            if at >= since and about in queue.topics:
+                queue.messages[next(queue.numbers)] = data
 
     def browse(self, flow: int, name: str) -> None:
         queue = self.broker.find(name, make=False)
@@ -236,6 +259,11 @@ class Solace:
         self.log: deque[tuple[float, str, bytes]] = deque(maxlen=100_000)
         self.may_make = True
         """Whether clients may have queues made."""
+        self.replays = True
+        """Whether it has what a replay takes."""
+        self.kept_from_subscribers: set[str] = set()
+        self.kept_from_publishers: set[str] = set()
+        """Topics that the ACL profile denies."""
         self.clients: set[Client] = set()
         self._turns = itertools.count()
         self._names = itertools.count()
@@ -254,16 +282,20 @@ class Solace:
         self.queues[made.name] = made
         return made
 
+    def let_subscribe(self, topic: str) -> None:
+        if topic in self.kept_from_subscribers:
+            raise Refusal("unsubscribed", "Subscription ACL Denied")
+
     def add_queue(self, name: str, topic: str, *, last_value: bool = False, largest: int = 10_000_000) -> Queue:
         """What an administrator makes."""
         self.queues[name] = Queue(name, {topic}, last_value, largest)
         return self.queues[name]
 
-    def publish(self, topic: str, data: bytes, *, guaranteed: bool) -> str | None:
-        """Why the message was refused."""
+    def publish(self, topic: str, data: bytes, *, guaranteed: bool) -> None:
+        """Refusal where a queue has no room for it."""
         queues = [queue for queue in self.queues.values() if topic in queue.topics]
         if guaranteed and any(len(data) > queue.largest for queue in queues):
-            return "Spool Over Quota"
+            raise Refusal("unavailable", "Spool Over Quota")
         if guaranteed or queues:
             self.log.append((time.time(), topic, data))
         for queue in queues:
@@ -279,7 +311,6 @@ class Solace:
         for sharers in shared.values():
             client, flow = sharers[next(self._turns) % len(sharers)]
             client.deliver(flow, data)
-        return None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving = asyncio.current_task()
@@ -399,17 +430,21 @@ class DoubleLink:
             self.lose(BusUnavailable(f"the link to Solace was lost: {error}"))
 
     def _on_m(self, flow: int, number: int | None, data: bytes, discarded: bool) -> None:
+        """The client has threads for messages and others for turns: a turn may overtake what came in front of it."""
+        asyncio.get_running_loop().call_soon(self._hear, flow, Inbound(data, number, discarded))
+
+    def _hear(self, flow: int, message: Inbound) -> None:
         if flow in self.flows:
-            self.flows[flow][0](Inbound(data, number, discarded))
+            self.flows[flow][0](message)
 
     def _on_a(self, flow: int, active: bool) -> None:
         told = self.flows[flow][1] if flow in self.flows else None
         if told is not None:
             told(active)
 
-    def _on_t(self, publisher: int, number: int, why: str | None) -> None:
+    def _on_t(self, publisher: int, number: int, kind: str | None, why: str | None) -> None:
         if publisher in self.publishers:
-            self.publishers[publisher](number, None if why is None else BusRefused(why))
+            self.publishers[publisher](number, None if kind is None else _KINDS[kind](why))
 
     def _on_r(self, number: int, kind: str | None, text: str | None) -> None:
         answer = self._asked.get(number)

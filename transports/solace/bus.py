@@ -25,7 +25,7 @@ from .feed import SolaceFeed
 from .flow import FlowElection
 from .group import GroupFeed
 from .inbox import Inbox
-from .link import Ended, Flow, Inbound, Link
+from .link import Ended, Flow, Inbound, Link, NotSubscribed
 from .names import last_value_queue, topic_name
 from .options import SolaceOptions
 from .pipe import SolacePipe
@@ -111,6 +111,8 @@ class SolaceBus:
         """Bind to a durable queue, whose messages do not matter; it is made if it is not there and may be."""
         try:
             return await link.bind(queue, lambda _: None, ended, topic=topic, make=True, active=active)
+        except NotSubscribed:  # it would get nothing, whoever made it
+            raise
         except BusRefused as error:
             try:  # an administrator may have made it
                 return await link.bind(queue, lambda _: None, ended, active=active)
@@ -196,11 +198,16 @@ class SolaceBus:
         """See `Elections.election`."""
         return FlowElection(self, line)
 
-    async def give_last_values(self) -> None:
+    async def give_last_values(self, line: str) -> None:
         """Readers to which nothing has come yet get the last message of their topic, where a queue keeps it: this is
         how a member that takes over learns where the bus stands when nobody is left who could say so.
+
+        A line is of an engine, host and port; which of its topics the group sends to is not said here.
         """
-        fresh = [each for each in self._open if type(each) is SolaceFeed and each.fresh]
+        engine = line.partition("/")[0] + "/"
+        fresh = [
+            each for each in self._open if type(each) is SolaceFeed and each.fresh and each.topic.startswith(engine)
+        ]
         for feed in fresh:
             try:
                 async with asyncio.timeout(_LAST_VALUE):

@@ -1,8 +1,9 @@
 """Election by an exclusive queue, as SAS has it: nothing is published to it, who is first in line for it leads.
 
-The broker says Flow Active to the first consumer of the queue and Flow Inactive to the others; when that one is gone,
-by whatever death, it says Flow Active to the next. The flow stands on the session that publishes: who is cut off from
-the queue is cut off from publishing by the same act. The broker finds out that a link is dead by its own keep-alive.
+The broker says Flow Active to the first consumer of the queue; when that one is gone, by whatever death, it says Flow
+Active to the next, and it says Flow Inactive to one from which it takes the turn. The flow stands on the session that
+publishes: who is cut off from the queue is cut off from publishing by the same act. The broker finds out that a link is
+dead by its own keep-alive.
 
 The broker's word has no number, so the term is a retained value, which the next one counts up; where no values are
 retained, it is the time in seconds.
@@ -39,6 +40,7 @@ class FlowElection:
         self._link: Link | None = None
         self._flow: Flow | None = None
         self._active = False
+        self._stand = 0  # which one it is: of one before, news may still come
         self._over: Literal["suspended", "lost"] | None = "lost"
         self._news = News()
 
@@ -56,7 +58,7 @@ class FlowElection:
             self._drop()
             try:
                 await self._stand_in_line()
-                await self._bus.give_last_values()
+                await self._bus.give_last_values(self._line)
                 term = await self._next_term()
                 self._check()
                 return term
@@ -72,9 +74,11 @@ class FlowElection:
         """Returns when it is our turn."""
         link, _ = await self._bus.link()
         self._link, self._active, self._over = link, False, None
+        self._stand += 1
+        stand = self._stand
         link.on_lost.add(self._lost)
         self._flow = await self._bus.stand_in_line(
-            link, self._queue, self._ended, active=lambda active: self._turn(link, active)
+            link, self._queue, self._ended, active=lambda active: self._turn(stand, active)
         )
         while not self._active:
             self._check()
@@ -92,8 +96,8 @@ class FlowElection:
         if self._over is not None:
             raise BusUnavailable(f"the queue {self._queue} is out of reach")
 
-    def _turn(self, link: Link, active: bool) -> None:
-        if link is not self._link:
+    def _turn(self, stand: int, active: bool) -> None:
+        if stand != self._stand:
             return
         if self._active and not active:
             self._end("lost")
@@ -129,6 +133,7 @@ class FlowElection:
         link, flow = self._link, self._flow
         self._link = self._flow = None
         self._active = False
+        self._stand += 1
         self._over = self._over or "lost"
         if link is not None:
             link.on_lost.discard(self._lost)

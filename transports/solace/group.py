@@ -9,16 +9,17 @@ kept.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 from esp_pubsub.bus import Break, Message
-from esp_pubsub.errors import BusError, BusUnavailable
+from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
 from .feed import SolaceFeed
-from .link import Inbound, Link, UnknownQueue
+from .link import Link, NotFirst
 from .names import group_queue
 from .values import Cell
 
@@ -39,7 +40,7 @@ class GroupFeed(SolaceFeed):
         self._queue = group_queue(topic, group)
         self._replay = replay
         self._state = Cell(bus, link, topic, f"state of {group}") if bus.capabilities.retained else None
-        self._given = 0
+        self._active = False
         self._ours = False  # it is our turn, and the state was read
         self._beginning: asyncio.Task[None] | None = None
         self._line = asyncio.Lock()
@@ -49,15 +50,19 @@ class GroupFeed(SolaceFeed):
         """See that the queue is there. Not in line for it before the first read: who does not read must not keep others
         from it; but for who has it filled with the past.
         """
-        if self._replay is None:
-            await self._bus.make(self._link, self._queue, self.topic)
-            return
-        try:
-            flow = await self._link.bind(self._queue, lambda _: None, lambda _: None)
-        except UnknownQueue:
-            await self._bind(self._replay)
-        else:
-            await flow.aclose()
+        if self._replay is not None and await self._is_new():
+            with contextlib.suppress(NotFirst):  # who reads has had it filled
+                await self._bind(self._replay)
+                return
+        await self._bus.make(self._link, self._queue, self.topic)
+
+    async def _is_new(self) -> bool:
+        """Nothing was confirmed. That the queue is there says nothing: it is made before it is filled."""
+        if self._state is None:
+            raise BusRefused(
+                f"{self._queue}: nothing says whether this group is new, where no values are retained: start is latest"
+            )
+        return await self._state.get() is None
 
     async def _bind(self, replay: Literal["earliest"] | datetime | None = None) -> None:
         self._flow = await self._link.bind(
@@ -65,13 +70,11 @@ class GroupFeed(SolaceFeed):
             active=self._turn, replay=replay,
         )  # fmt: skip
 
-    def _hear(self, message: Inbound) -> None:
-        self._given += 1
-        super()._hear(message)
-
     def _turn(self, active: bool) -> None:
-        if not active and self._given:
+        """Turns come by another line than messages: what was given before may still come, and is not ours any more."""
+        if self._active and not active:
             self.end(BusUnavailable(f"{self._queue}: the broker has given it to another reader"))
+        self._active = active
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         """See `Feed.read`."""

@@ -1,7 +1,8 @@
 """Pipes: a publisher of its own for each.
 
 Guaranteed messages: the broker says of each, by a receipt, whether it stands in every queue that wants it. It may
-refuse one and take the next; so they count up to the first one without a receipt, and a refusal ends the pipe.
+refuse one and take the next; so they count up to the first one without a receipt, and a refusal ends the pipe: as
+trouble, which a queue over quota is, or as BusRefused, where nobody will ever be let.
 
 Direct messages have no receipts. What is written is followed by an echo, a message to ourselves: the broker handles
 what one session sends in its order, so when the echo is back, it has handed on all that was sent before.
@@ -54,7 +55,8 @@ class SolacePipe:
             return
         if error is not None:
             which = f"message {number}" if number else "a message"
-            self.end(BusUnavailable(f"{self._topic}: {which} of this pipe was refused: {error}"))
+            kind = BusRefused if isinstance(error, BusRefused) else BusUnavailable
+            self.end(kind(f"{self._topic}: {which} of this pipe was refused: {error}"))
             return
         self._ahead.add(number)
         while self._count + 1 in self._ahead:

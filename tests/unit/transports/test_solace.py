@@ -107,14 +107,15 @@ async def test_receipts_count_in_order_however_they_come() -> None:
     assert await pipe.confirmed(0) == 3
 
 
-async def test_a_refusal_ends_the_pipe_and_nothing_counts_behind_it() -> None:
+@pytest.mark.parametrize("kind", [BusUnavailable, BusRefused])
+async def test_a_refusal_ends_the_pipe_as_what_it_is_and_nothing_counts_behind_it(kind: type[BusError]) -> None:
     link, pipe = await opened()
     link.taken(1, None)
-    link.taken(2, BusRefused("full"))
+    link.taken(2, kind("full"))
     link.taken(3, None)
     assert await pipe.confirmed(0) == 1
     for call in (pipe.confirmed(1), pipe.write([b"4"])):
-        with pytest.raises(BusUnavailable, match="message 2 of this pipe was refused: full"):
+        with pytest.raises(kind, match="message 2 of this pipe was refused: full"):
             await call
     assert link.sent == [b"1", b"2", b"3"]
 
