@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.structs import BrokerMetadata
 
 from esp_pubsub.address import kafka_topic
@@ -26,11 +28,29 @@ async def open_kafka(kafka: Kafka, **settings: Any) -> Bus:
     return await found.open_bus(found.Options(hostport=kafka.bootstrap, **settings))
 
 
+async def limit(kafka: Kafka, topic: str, size: int) -> None:
+    """Let a topic take so many bytes at once, and return when it does."""
+    key = "max.message.bytes"
+    place = ConfigResource(ConfigResourceType.TOPIC, kafka_topic(topic), {key: f"{size}"})
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    try:
+        await admin.alter_configs([place])
+        asked = ConfigResource(ConfigResourceType.TOPIC, kafka_topic(topic), {key: None})
+        while (await admin.describe_configs([asked]))[0].resources[0][4][0][1] != f"{size}":  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)  # what the broker says of it, its log goes by a moment later
+    finally:
+        await admin.close()
+
+
 def context(kafka: Kafka) -> conformance.Context:
     @asynccontextmanager
     async def fail_in_the_middle(bus: Bus, topic: str) -> AsyncIterator[bytes]:
-        """The broker refuses a message that is larger than a topic takes."""
-        yield bytes(bus.capabilities.max_message_bytes + 1_000)
+        """The client takes a message, and the broker refuses the batch: the topic takes less than it did."""
+        await limit(kafka, topic, 50_000)
+        yield bytes(60_000)
+        await limit(kafka, topic, 1_048_588)
 
     async def cut(bus: Any) -> None:
         """What this connection has open is closed, and wherever it connects to, nobody is there."""

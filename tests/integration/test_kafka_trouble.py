@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import esp_pubsub as esp
-from esp_pubsub.bus import Bus, Pipe
+from esp_pubsub.bus import Bus, Message, Pipe
 from esp_pubsub.errors import BusUnavailable, DeliveryUnknown
 from esp_pubsub.notices import Failure, Missed, Notice, Reconnected, Skipped
 from esp_pubsub.registry import driver
@@ -273,37 +273,39 @@ async def no_more_than(before: dict[str, int]) -> None:
     assert all(now[kind] <= count for kind, count in before.items()), (before, now, asyncio.all_tasks())
 
 
-async def open_bus(broker: Kafka, timeout: float) -> Bus:
+async def open_bus(hostport: str, timeout: float) -> Bus:
     found = driver("kafka")
-    return await found.open_bus(found.Options(hostport=broker.bootstrap, timeout=timeout))
+    return await found.open_bus(found.Options(hostport=hostport, timeout=timeout))
+
+
+async def working_pipe(bus: Bus, name: str) -> Pipe:
+    """One that works, as soon as the broker, just thawed, answers within the time of this bus."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(BusUnavailable):
+                pipe = await bus.pipe(name)
+                try:
+                    await pipe.write([b"first"])
+                    assert await pipe.confirmed(0) == 1
+                except BaseException:
+                    await pipe.aclose()
+                    raise
+                return pipe
 
 
 @pytest.mark.parametrize("how", ["timed out", "abandoned"])
 async def test_a_pipe_that_ended_badly_thirty_times_leaves_no_task_thread_or_connection(
     broker: Kafka, url: str, how: str
 ) -> None:
-    bus = await open_bus(broker, 0.25)
+    bus = await open_bus(broker.bootstrap, 0.25)
     name = f"{url.removeprefix('dfESP://')}/I"
-
-    async def opened() -> Pipe:
-        """A pipe that works, as soon as the broker, just thawed, answers within the time of this bus."""
-        async with asyncio.timeout(10):
-            while True:
-                with contextlib.suppress(BusUnavailable):
-                    pipe = await bus.pipe(name)
-                    try:
-                        await pipe.write([b"first"])
-                        assert await pipe.confirmed(0) == 1
-                    except BaseException:
-                        await pipe.aclose()
-                        raise
-                    return pipe
+    numbers = itertools.count()
 
     async def once() -> None:
-        pipe = await opened()
+        pipe = await working_pipe(bus, name)
         broker.freeze()
         try:
-            await pipe.write([b"x" * 1_000] * 1_000)
+            await pipe.write(batch_of(next(numbers)))
             if how == "timed out":
                 with pytest.raises(BusUnavailable):
                     await pipe.confirmed(1)
@@ -319,12 +321,71 @@ async def test_a_pipe_that_ended_badly_thirty_times_leaves_no_task_thread_or_con
         await closing
 
     await once()
-    await (await opened()).aclose()
+    await (await working_pipe(bus, name)).aclose()
     before = held()
     for _ in range(30):
         await once()
     await no_more_than(before)
     await bus.aclose()
+    written = [message for message in await log_of(broker, name) if message != b"first"]
+    for number in range(next(numbers)):
+        whole = batch_of(number)
+        found = [message for message in written if message.startswith(whole[0][:8])]
+        assert list(dict.fromkeys(found)) == whole[: len(set(found))]  # some twice, and what is missing is the end
+
+
+def batch_of(number: int) -> list[bytes]:
+    """More than one batch of the client's."""
+    return [b"%08d %04d" % (number, each) + bytes(1_000) for each in range(1_000)]
+
+
+async def log_of(broker: Kafka, name: str) -> list[bytes]:
+    """All that stands on a topic."""
+    bus = await open_bus(broker.bootstrap, 10.0)
+    feed = await bus.feed(name, "earliest", None)
+    try:
+        end, found = (await feed.bounds()).end, []
+        async with asyncio.timeout(30):
+            while not found or found[-1].position < end - 1:
+                found += [each for each in await feed.read(1_000, 1 << 20) if isinstance(each, Message)]
+    finally:
+        await bus.aclose()
+    return [message.data for message in found]
+
+
+async def test_what_is_written_behind_a_batch_that_nobody_confirmed_stands_behind_all_of_it_or_not_at_all(
+    broker: Kafka, url: str
+) -> None:
+    """The broker gets the batch, and its word does not come back."""
+    name = f"{url.removeprefix('dfESP://')}/I"
+    async with broker.proxy() as proxy:
+        bus = await open_bus(f"127.0.0.1:{proxy.port}", 0.5)
+        try:
+            pipe = await bus.pipe(name)
+            sent = [b"%d" % number for number in range(100)]
+            await pipe.write(sent[:50])
+            while await pipe.confirmed(49) < 50:
+                pass
+            proxy.swallow("down")
+            await pipe.write(sent[50:70])
+            with pytest.raises(BusUnavailable):
+                await pipe.confirmed(50)
+            with pytest.raises(BusUnavailable):
+                await pipe.write(sent[70:])
+            proxy.heal()
+            await pipe.aclose()
+            async with asyncio.timeout(20):
+                while True:
+                    with contextlib.suppress(BusUnavailable):
+                        again = await bus.pipe(name)
+                        await again.write(sent[50:])
+                        assert await again.confirmed(49) == 50
+                        break
+        finally:
+            await bus.aclose()
+    found = await log_of(broker, name)
+    assert list(dict.fromkeys(found)) == sent
+    assert found[-50:] == sent[50:]
 
 
 async def test_a_client_that_finds_nobody_thirty_times_leaves_no_task_thread_or_connection(url: str) -> None:
@@ -343,7 +404,7 @@ async def test_a_client_that_finds_a_frozen_broker_leaves_no_task_thread_or_conn
     before = held()
     broker.freeze()
     for _ in range(3):
-        await ends(open_bus(broker, 0.3), 3.0, BusUnavailable)
+        await ends(open_bus(broker.bootstrap, 0.3), 3.0, BusUnavailable)
     await no_more_than(before)
 
 
