@@ -174,6 +174,8 @@ async def harm_below(run: SparkRun, master: str, what: str, times: int) -> None:
             driver = await run.start_driver(master=master)
     await run.ended(driver)
     driver.killed = True  # what its log says of the dead is no fault
+    if what not in run.report.faults:
+        run.report.wrong.append(f"nothing of {what} was there to be killed")
     if not driver.finished:
         await run.finish()
 

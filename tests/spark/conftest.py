@@ -17,7 +17,7 @@ from esp_pubsub.spark_bridge.connection import close_all
 from tests.support.install import Missing, java
 from tests.support.spark import session
 
-PATIENCE = 90.0  # the first batch of a query takes 5 s, on a machine that does nothing else
+PATIENCE = 120.0  # the first batch of a query takes 5 s, on a machine that does nothing else
 TIMEOUT = 6 * PATIENCE  # as often as one test may wait, with the start of a JVM
 ROOT = Path(__file__).parents[2]
 _FAST = {

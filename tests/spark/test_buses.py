@@ -140,3 +140,39 @@ def test_an_executor_without_the_extra_says_which(
             frame.collect()
     register(spark)
     assert on_kafka.read().count() == 1
+
+
+@pytest.mark.parametrize("where", ["cfg", "environment"])
+def test_a_secret_of_the_bus_is_in_no_checkpoint_and_no_plan(
+    where: str, on_rabbitmq: Window, rabbitmq: RabbitMQ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    window, password = on_rabbitmq, f"hunter2-{secrets.token_hex(8)}"
+    rabbitmq.ctl("add_user", where, password)
+    rabbitmq.ctl("set_permissions", "-p", "/", where, ".*", ".*", ".*")
+    window.publish(1, 2)
+    window.options["bus.userid"] = where
+    if where == "cfg":
+        window.options["config"] = str(tmp_path / "rabbitmq.cfg")
+        Path(window.options["config"]).write_text(f'rabbitmq {{\n password = "{password}"\n}}\n')
+    else:
+        monkeypatch.setitem(window.spark.sparkContext.environment, "ESP_PUBSUB_PASSWORD", password)
+        register(window.spark)
+    stream = window.stream()
+    window.finish(stream)
+    assert window.ids == [100, 200]
+    writer = stream.writeStream.format("esp").options(
+        **{**window.options, "url": f"{window.url}2"}, schema=window.schema
+    )
+    query = window.start(writer, checkpoint="written", availableNow=True)
+    assert query.awaitTermination(PATIENCE)
+    query.explain(extended=True)
+    window.read(url=f"{window.url}2", side="in").explain(extended=True)
+    shown = capsys.readouterr().out
+    files = [each for name in ("checkpoint", "written") for each in (tmp_path / name).rglob("*") if each.is_file()]
+    assert "esp" in shown.lower()
+    assert len(files) > 5
+    assert password not in shown
+    assert not [each for each in files if password.encode() in each.read_bytes()]
+    monkeypatch.undo()
+    register(window.spark)

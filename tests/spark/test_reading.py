@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from decimal import Decimal
+from typing import Any
 
 import esp_pubsub as esp
 
@@ -24,6 +25,19 @@ def test_available_now_reads_what_is_there_in_batches_of_whole_blocks(window: Wi
     assert [len(rows) for _, rows in window.batches] == [6, 6, 3]
     window.finish(window.stream(maxRowsPerTrigger="7"))
     assert len(window.batches) == 3  # nothing new, no batch
+
+
+def test_available_now_does_not_read_what_is_published_while_it_runs(window: Window) -> None:
+    window.publish(1, 2, 3)
+
+    def publishes(batch: Any, batch_id: int) -> None:
+        window.gather(batch, batch_id)
+        window.publish(10 + batch_id)
+
+    window.finish(window.stream(maxRowsPerTrigger="1"), publishes)
+    assert window.ids == [100, 200, 300]
+    window.finish(window.stream())
+    assert window.ids == [100, 200, 300, 1000, 1100, 1200]
 
 
 def test_a_running_query_sees_what_is_published_later(window: Window) -> None:

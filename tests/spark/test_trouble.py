@@ -51,6 +51,16 @@ def test_a_checkpoint_of_another_url_is_refused(window: Window) -> None:
     assert "the checkpoint is one of spark:5555/p/q/w/O, the query reads spark:5555/p/q/other/O" in said
 
 
+def test_a_checkpoint_of_the_same_url_on_another_bus_is_refused(window: Window) -> None:
+    window.publish(1, 2)
+    window.finish(window.stream())
+    other = window.settings["dir"] / "other"
+    window.settings, window.options["bus.dir"] = {"dir": other}, str(other)
+    window.publish(3, 4, 5)
+    assert "was purged, or deleted and made anew" in refusal(window)
+    assert window.ids == [100, 200]
+
+
 def test_a_topic_that_was_purged_between_two_runs_is_refused(window: Window) -> None:
     window.publish(1, 2)
     window.finish(window.stream())
