@@ -1,10 +1,11 @@
-"""The conformance suite over a real RabbitMQ broker, in each mode."""
+"""The conformance suite over a real RabbitMQ broker, in each mode, and the log election over its streams."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aio_pika
@@ -14,6 +15,8 @@ from esp_pubsub.bus import Bus
 from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.registry import driver
 from esp_pubsub.testing import conformance
+from esp_pubsub.testing import election_conformance as elections
+from tests.conformance import test_elections as log
 from tests.support.rabbitmq import RabbitMQ
 
 EXCHANGE = "conformance"
@@ -84,3 +87,28 @@ async def test_rabbitmq(mode: str, name: str, rabbitmq: RabbitMQ) -> None:
         await conformance.CHECKS[name](context(rabbitmq, settings))
     except conformance.NotClaimed as why:
         pytest.skip(str(why))
+
+
+# elections
+
+
+class StreamGroup(log.FaultyGroup):
+    """Members of a group whose control topic is a stream; their links have faults."""
+
+    def __init__(self, rabbitmq: RabbitMQ) -> None:
+        super().__init__(Path())
+        self.rabbitmq = rabbitmq
+
+    async def bus(self, name: str) -> Bus:
+        bus = await open_rabbitmq(self.rabbitmq, mode="stream")
+        link = self.links[name] = log.Link(bus, name, self.gone, deaths=False)
+        return link
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", [name for name in elections.CHECKS if "twenty" not in name])  # that one is long
+async def test_the_log_on_streams(name: str, rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As slow as in production: with a broker between the members, silence is longer."""
+    for what, seconds in (("BEAT", 0.1), ("SILENCE", 0.4), ("QUIET", 1.0), ("PATIENCE", 20.0)):
+        monkeypatch.setattr(log, what, seconds)
+    await log.carry_out(name, StreamGroup, rabbitmq)
