@@ -1,7 +1,8 @@
 """Processes of this machine by a name that nobody else ever has: boot, pid namespace, pid and start time.
 
-A pid alone is worth little: it comes again, and in another container it means another process. What another boot or
-namespace wrote is neither alive nor dead to us; whoever needs to know waits for a lease instead.
+A pid alone is worth little: it comes again, and in another container it means another process. What another boot wrote
+is gone. What another namespace wrote, or where the system does not tell the boot, is neither alive nor dead to us;
+whoever needs to know waits for a lease instead.
 """
 
 from __future__ import annotations
@@ -13,49 +14,76 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
+
+_UNKNOWN = "unknown"
+
+
+class _Name(NamedTuple):
+    boot: str
+    namespace: str
+    pid: int
+    started: str
 
 
 @cache
-def _place() -> str:
+def _place() -> tuple[str, str]:
     """This boot and this pid namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+        return boot, str(os.stat("/proc/self/ns/pid").st_ino)
     except OSError:
-        return "unknown"
+        return _UNKNOWN, _UNKNOWN
+
+
+def _stat(pid: int) -> list[str]:
+    """What the system tells of a process, its state first; empty if there is none or it does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _started(pid: int) -> str:
-    """When a process began, empty if there is none or the system does not tell."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+    """When a process began, empty if it has ended (nobody need have taken notice yet) or the system does not tell."""
+    stat = _stat(pid)
+    return stat[19] if stat and stat[0] not in ("Z", "X") else ""
 
 
 def name() -> str:
     """The name of this process."""
     pid = os.getpid()
-    return f"{_place()}/{pid}/{_started(pid)}"
+    return "/".join((*_place(), str(pid), _started(pid)))
+
+
+def _parsed(process: str) -> _Name | None:
+    parts = process.split("/")
+    if len(parts) != 4 or not parts[2].isdecimal():
+        return None
+    return _Name(parts[0], parts[1], int(parts[2]), parts[3])
 
 
 def number(process: str) -> int | None:
     """The pid in a name, whether or not it still means that process."""
-    parts = process.split("/")
-    return int(parts[2]) if len(parts) == 4 and parts[2].isdigit() else None
+    parsed = _parsed(process)
+    return parsed.pid if parsed else None
 
 
 def pid_of(process: str) -> int | None:
     """The pid of a named process, if it is one of ours to see: same boot, same namespace, still the same process."""
-    pid = number(process)
-    place, started = process.rpartition("/")[0].rpartition("/")[0], process.rpartition("/")[2]
-    return pid if pid is not None and place == _place() and started and _started(pid) == started else None
+    it = _parsed(process)
+    if it is None or (it.boot, it.namespace) != _place() or not it.started or _started(it.pid) != it.started:
+        return None
+    return it.pid
 
 
 def is_gone(process: str) -> bool:
     """Known to be gone; False also where that cannot be known."""
-    place = process.rpartition("/")[0].rpartition("/")[0]
-    return place == _place() != "unknown" and pid_of(process) is None
+    it = _parsed(process)
+    boot, namespace = _place()
+    if it is None or _UNKNOWN in (it.boot, boot):
+        return False
+    return it.boot != boot or (it.namespace == namespace and pid_of(process) is None)
 
 
 @contextlib.contextmanager
@@ -79,7 +107,10 @@ def watched(process: str, tell: Callable[[], None]) -> Iterator[None]:
 
 
 def end(process: str) -> bool:
-    """Kill a process through a descriptor taken before its name is checked, so that no other one can be hit."""
+    """Kill a process that is stopped, and only then: one that runs is slow, and goes on by itself.
+
+    It is done through a descriptor taken before its name is checked, so that no other one can be hit.
+    """
     pid = number(process)
     if pid is None:
         return False
@@ -88,7 +119,7 @@ def end(process: str) -> bool:
     except (OSError, AttributeError):
         return False
     try:
-        if pid_of(process) is None:
+        if pid_of(process) is None or _stat(pid)[:1] not in (["T"], ["t"]):
             return False
         signal.pidfd_send_signal(fd, signal.SIGKILL)
         return True
