@@ -14,9 +14,15 @@ import os
 import select
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
+from esp_pubsub.errors import BusUnavailable
+
+from .files import reserve
+
+_LOST = -1  # the number of an event that tells of events that were lost
 _IN_MODIFY = 0x2
 _IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)
 _EVENT = struct.Struct("iIII")
@@ -27,7 +33,8 @@ class Ringer:
     """The writer's end of one bell."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | _IN_CLOEXEC, 0o600)
+        reserve(path, 1)  # it must ring on a full disk too
+        self._fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | _IN_CLOEXEC)
 
     def ring(self) -> None:
         """Wake whoever watches. Any thread."""
@@ -39,19 +46,24 @@ class Ringer:
 
 
 class Bells:
-    """The readers' end: one per loop, for any number of bells."""
+    """The readers' end: one per loop, for any number of bells. BusUnavailable where the system has no more of them."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._watchers: dict[int, set[asyncio.Event]] = {}
         self._paths: dict[Path, int] = {}
-        self._source = _source(self._heard)
+        self._closed = False
+        with _told("opened"):
+            self._source = _source(self._heard)
         self._source.start(self._loop)
 
     def watch(self, path: Path) -> asyncio.Event:
         """An event that is set at every ring of the bell at `path`, until `unwatch`."""
+        if self._closed:
+            raise BusUnavailable("the embedded bus was closed")
         if path not in self._paths:
-            self._paths[path] = self._source.add(path)
+            with _told("watched"):
+                self._paths[path] = self._source.add(path)
         event = asyncio.Event()
         self._watchers.setdefault(self._paths[path], set()).add(event)
         return event
@@ -67,12 +79,26 @@ class Bells:
             self._source.remove(number)
 
     def _heard(self, number: int) -> None:
-        for event in self._watchers.get(number, ()):
+        lost = number == _LOST  # it may have been any bell
+        for event in chain(*self._watchers.values()) if lost else self._watchers.get(number, ()):
             event.set()
 
     def close(self) -> None:
-        """Stop watching everything."""
+        """Stop watching everything; an `unwatch` that comes later touches nothing any more."""
+        self._closed = True
+        self._paths.clear()
+        self._watchers.clear()
         self._source.stop()
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise BusUnavailable(
+            f"no more bells can be {what}: {e}; see ulimit -n, fs.inotify.max_user_instances and max_user_watches"
+        ) from e
 
 
 class _Inotify:

@@ -1,0 +1,148 @@
+"""The files of an environment: opening them, and setting them aside when a power cut left them unusable.
+
+Everybody who opens an environment locks the folder it is in, shared. To set one aside takes that lock alone, another
+look, and that no process has the environment open: what somebody still writes to never loses its name.
+
+To touch a mapped page that finds no place on the disk, or is not in the file, would end the process (SIGBUS). So the
+small files get their place before they are mapped, and the data before anybody reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import mmap
+import os
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import lmdb
+
+from esp_pubsub.errors import BusRefused, BusUnavailable
+
+Check = Callable[[lmdb.Transaction, bool], bool]
+"""Is what stands there sound? True: every entry, else only what costs nothing to look at."""
+
+_log = logging.getLogger("esp_pubsub.embedded")
+
+_MAX_READERS = 2_048
+_SLOT = 64  # bytes of a reader in lock.mdb
+_PATIENCE = 5.0  # seconds that an open waits for another process that is just opening, or setting aside
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+_DAMAGE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
+
+
+class Broken(Exception):
+    """An environment that cannot be used any more."""
+
+
+def environment(path: Path, *, map_bytes: int, disk: bool, check: Check) -> lmdb.Environment:
+    """Open LMDB's files. Raises Broken if a power cut left them unusable."""
+    reserve(path / "lock.mdb", _MAX_READERS * _SLOT)
+    try:
+        opened = lmdb.open(
+            str(path), map_size=map_bytes, sync=disk, metasync=disk, meminit=False, mode=0o600,
+            max_readers=_MAX_READERS, max_spare_txns=4,
+        )  # fmt: skip
+    except lmdb.LockError as e:
+        raise BusRefused(
+            f"{path} is in use by a process of another pid namespace that has our pid, {os.getpid()}: "
+            "let the containers of a bus share one pid namespace"
+        ) from e
+    except _DAMAGE as e:
+        raise Broken(str(e)) from e
+    except lmdb.Error as e:
+        if isinstance(e, lmdb.VersionMismatchError) or "data format" in str(e):  # the latter has no class of its own
+            raise BusRefused(f"{path} was written by another version of LMDB: {e}") from e
+        raise
+    try:
+        _check(opened, path / "data.mdb", check)
+        opened.reader_check()
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _check(opened: lmdb.Environment, data: Path, check: Check) -> None:
+    """Raise Broken if it is not sound.
+
+    A file that is shorter than it says is looked at as a whole. It need not be damaged: what one commit takes at the
+    end and frees again is never written.
+    """
+    used = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
+    size = data.stat().st_size
+    if used > size:
+        reserve(data, used, begin=size)
+    try:
+        with opened.begin(buffers=True) as transaction:
+            sound = check(transaction, used > size)
+    except (*_DAMAGE, struct.error) as e:
+        raise Broken(f"{type(e).__name__}: {e}") from e
+    if not sound:
+        raise Broken("the file is shorter than it says" if used > size else "it does not hold what it says")
+
+
+def reserve(path: Path, size: int, begin: int = 0) -> None:
+    """Give a file its place on the disk, made if missing, never made shorter."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | _CLOEXEC, 0o600)
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, begin, size - begin)
+        elif os.fstat(fd).st_size < size:
+            os.pwrite(fd, b"\0", size - 1)
+    finally:
+        os.close(fd)
+
+
+def shared_page(path: Path) -> mmap.mmap:
+    """A page that all processes see."""
+    reserve(path, mmap.PAGESIZE)
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | _CLOEXEC)
+    try:
+        return mmap.mmap(fd, mmap.PAGESIZE)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, alone: bool) -> Iterator[None]:
+    """Hold the lock of a folder. Blocks; BusUnavailable if another process has it and does not go on."""
+    fd = os.open(folder, os.O_RDONLY | _CLOEXEC)
+    try:
+        end = time.monotonic() + _PATIENCE
+        while not _try_lock(fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+            if time.monotonic() > end:
+                raise BusUnavailable(f"another process is opening {folder} and does not go on; continue or end it")
+            time.sleep(0.01)
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
+        os.close(fd)
+
+
+def _try_lock(fd: int, how: int) -> bool:
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def set_aside(path: Path, broken: Broken) -> None:
+    """Give an environment another name, if nobody has it open. Only with the folder's lock, and nowhere open here."""
+    fd = os.open(path / "lock.mdb", os.O_RDWR | _CLOEXEC)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)  # LMDB's own: whoever has the environment open shares it
+        aside = path.with_name(f"{path.name}.broken-{time.time_ns()}")
+        path.rename(aside)
+    except (BlockingIOError, PermissionError) as e:
+        raise BusUnavailable(
+            f"{path} cannot be used ({broken}); it is set aside when the processes that have it open are ended"
+        ) from e
+    finally:
+        os.close(fd)
+    _log.error("%s cannot be used (%s); it is set aside as %s and begins anew, empty", path, broken, aside.name)
