@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -24,6 +25,7 @@ from esp_pubsub.errors import BusRefused, BusUnavailable, NoAnswer
 
 from . import log, meta, processes
 from .bell import Bells
+from .files import Check
 from .options import EmbeddedOptions
 from .place import prepare, topic_directory
 from .store import Store, close_store, open_store
@@ -42,14 +44,18 @@ _CAPABILITIES = Capabilities(
 async def open_bus(options: EmbeddedOptions) -> EmbeddedBus:
     """Open the directory of the options, making it if needed."""
     root = await asyncio.to_thread(prepare, options.dir)
-    store = await _opened(root / "meta", _META_MAP, options)
-    return EmbeddedBus(root, options, store)
+    store = await _opened(root / "meta", _META_MAP, options, meta.is_sound)
+    try:
+        return EmbeddedBus(root, options, store)
+    except BusUnavailable:
+        await asyncio.to_thread(close_store, store)
+        raise
 
 
-async def _opened(path: Path, map_bytes: int, options: EmbeddedOptions) -> Store:
+async def _opened(path: Path, map_bytes: int, options: EmbeddedOptions, check: Check) -> Store:
     """Open a store in a thread; if the caller goes away meanwhile, it is closed again."""
     opening = asyncio.get_running_loop().run_in_executor(
-        None, partial(open_store, path, map_bytes=map_bytes, disk=options.durability == "disk")
+        None, partial(open_store, path, map_bytes=map_bytes, disk=options.durability == "disk", check=check)
     )
     try:
         return await asyncio.shield(opening)
@@ -81,22 +87,39 @@ class EmbeddedBus:
         self.bells = Bells()
         self._root = root
         self._topics: dict[str, Store] = {}
-        self._opening = asyncio.Lock()
+        self._entered: set[str] = set()
+        self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._open: WeakSet[EmbeddedPipe | EmbeddedFeed] = WeakSet()
         self._closed = False
 
     async def topic(self, name: str) -> Store:
         """The environment of a topic, opened or made and entered in the catalog."""
-        async with self._opening:
-            if self._closed:
-                raise BusUnavailable("the embedded bus was closed")
+        self._check_open()
+        if name in self._entered:
+            return self._topics[name]
+        async with self._opening[name]:
+            self._check_open()
             if name not in self._topics:
-                path = topic_directory(self._root, name)
-                store = await _opened(path, max(4 * self.options.ring_size, 1 << 30), self.options)
-                self._topics[name] = store
-                await store.write(log.begin, self.options.deadline)
-                await self.change_meta(lambda transaction: meta.add_topic(transaction, name))
+                path, map_bytes = topic_directory(self._root, name), max(4 * self.options.ring_size, 1 << 30)
+                self._topics[name] = await _opened(path, map_bytes, self.options, log.is_sound)
+            if name not in self._entered:  # it can be open and not entered, if a lock was not free before
+                await self._enter(name, self._topics[name])
+                self._entered.add(name)
         return self._topics[name]
+
+    async def _enter(self, name: str, store: Store) -> None:
+        """Begin a topic and its place in the catalog; where both are there, no lock is needed."""
+        with store.reading() as transaction:
+            found = log.info(transaction)
+        begun = await store.write(log.begin, self.options.deadline) if found is None else found
+        with self.meta.reading() as transaction:
+            known = meta.has_topic(transaction, name)
+        if not known:
+            await self.change_meta(lambda t: meta.add_topic(t, name, empty=begun.next == 0))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BusUnavailable("the embedded bus was closed")
 
     async def change_meta(self, function: Callable[[lmdb.Transaction], T]) -> T:
         """A write to the meta environment."""
@@ -111,8 +134,7 @@ class EmbeddedBus:
     async def feed(self, topic: str, start: Start, group: str | None) -> EmbeddedFeed:
         """See `Bus.feed`."""
         store = await self.topic(topic)
-        feed = EmbeddedFeed(self, store, topic, group)
-        feed.place(start)
+        feed = EmbeddedFeed(self, store, topic, start, group)
         self._open.add(feed)
         return feed
 
@@ -146,7 +168,7 @@ class EmbeddedBus:
 
     async def end(self, process: str) -> bool:
         """See `Deaths.end`."""
-        return processes.end(process)
+        return await asyncio.to_thread(processes.end, process)
 
     async def request(self, topic: str, data: bytes, timeout: float) -> bytes:
         """See `Requests.request`."""
@@ -200,8 +222,10 @@ class EmbeddedBus:
         self._closed = True
         for opened in list(self._open):
             await opened.aclose()
-        async with self._opening:
-            self.bells.close()
+        for opening in list(self._opening.values()):
+            async with opening:
+                pass  # what was being opened is in our hands, or given back
+        self.bells.close()
         stores, self._topics = [*self._topics.values(), self.meta], {}
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close_all, stores))
 
@@ -258,7 +282,7 @@ class EmbeddedFeed:
 
     state: bytes | None = None
 
-    def __init__(self, bus: EmbeddedBus, store: Store, topic: str, group: str | None) -> None:
+    def __init__(self, bus: EmbeddedBus, store: Store, topic: str, start: Start, group: str | None) -> None:
         self._bus = bus
         self._store = store
         self._topic = topic
@@ -266,8 +290,8 @@ class EmbeddedFeed:
         self._holder = secrets.token_hex(8)
         self._generation = 0
         self._renew_at = 0.0
-        self._position = 0
-        self._incarnation = 0
+        self._forgotten = False
+        self._position, self._incarnation = self._place(start)
         self._bell = bus.bells.watch(store.bell)
         self._closed = False
 
@@ -277,16 +301,16 @@ class EmbeddedFeed:
             raise BusUnavailable(f"the topic {self._topic} is gone from the bus directory")
         return found
 
-    def place(self, start: Start) -> None:
-        """Find the position to begin with; a number beyond the end waits there."""
+    def _place(self, start: Start) -> tuple[int, int]:
+        """The position to begin with, and its incarnation; a number beyond the end waits there."""
         with self._store.reading() as transaction:
             found = self._info(transaction)
-            self._incarnation = found.incarnation
             if isinstance(start, datetime):
                 micros = (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
-                self._position = log.position_at(transaction, found, micros)
+                position = log.position_at(transaction, found, micros)
             else:
-                self._position = found.first if start == "earliest" else found.next if start == "latest" else start
+                position = found.first if start == "earliest" else found.next if start == "latest" else start
+            return position, found.incarnation
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         """See `Feed.read`."""
@@ -302,6 +326,9 @@ class EmbeddedFeed:
             await self._wait()
 
     def _read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        if self._forgotten:
+            self._forgotten = False
+            return [Break("how far this group was is lost, as the bus's own records were damaged", None)]
         with self._store.reading() as transaction:
             found = self._info(transaction)
             if found.incarnation != self._incarnation:
@@ -351,8 +378,7 @@ class EmbeddedFeed:
                         lambda t: meta.acquire(t, self._topic, group, self._holder, lease)
                     )
                 if record.holder == self._holder:
-                    self._resume(record)
-                    return
+                    return self._resume(record)
                 await _until_free(record, bell)
         finally:
             self._bus.bells.unwatch(self._bus.meta.bell, bell)
@@ -360,9 +386,13 @@ class EmbeddedFeed:
     def _resume(self, record: meta.Group) -> None:
         self._generation = record.generation
         self.state = record.state
+        if record.state is None:
+            with self._bus.meta.reading() as transaction:
+                self._forgotten = meta.is_forgotten(transaction, self._topic)
+            return
+        self._incarnation = record.incarnation
         if record.position is not None:
             self._position = record.position
-            self._incarnation = record.incarnation
 
     async def bounds(self) -> Bounds:
         """See `Feed.bounds`."""

@@ -57,6 +57,37 @@ def info(transaction: lmdb.Transaction) -> Info | None:
     return Info(*rest)
 
 
+def is_sound(transaction: lmdb.Transaction, whole: bool) -> bool:
+    """The last batch and the first, or every one, can be read and fit together. lmdb.Error if a page is no page.
+
+    Each is looked up by its key: where a page is missing, a cursor that walks from one to the next ends the process.
+    """
+    found = info(transaction)
+    if found is None or found.first == found.next:
+        return True
+    cursor = transaction.cursor()
+    if not cursor.last():
+        return False
+    last = _KEY.unpack(cursor.key())[0]
+    if last + _counted(cursor.value()) != found.next:
+        return False
+    at = found.first
+    while n := _counted(transaction.get(_KEY.pack(at), default=b"")):
+        at += n
+        if at == found.next or not whole:
+            return True
+    return False
+
+
+def _counted(value: bytes | memoryview[int]) -> int:
+    """How many messages are in a batch; 0 if it is none."""
+    if len(value) < _HEAD.size:
+        return 0
+    n: int = _HEAD.unpack_from(value)[1]
+    end = _HEAD.size + 4 * n
+    return n if end <= len(value) == end + sum(struct.unpack_from(f"<{n}I", value, _HEAD.size)) else 0
+
+
 def begin(transaction: lmdb.Transaction) -> Info:
     """The log's info; a new log gets an incarnation nobody had before."""
     found = info(transaction)

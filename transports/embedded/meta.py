@@ -7,6 +7,9 @@ A group's reader holds it by a record with a *generation*. It keeps it by readin
 new deadline, by a clock that all processes of the machine share and that no one can set. When the deadline passes, or
 the holder's process is gone, or it lets go, the next one who asks takes the group under a higher generation, and
 whatever the former one still tries to store is refused.
+
+When this environment was lost and the topics were not, positions are lost that somebody relied on. A topic that has
+messages and is not in the catalog is what shows it; it is marked, and a group that has nothing stored is told.
 """
 
 from __future__ import annotations
@@ -19,12 +22,13 @@ from typing import Any, NamedTuple
 import lmdb
 import msgpack
 
-from esp_pubsub.errors import BusUnavailable
+from esp_pubsub.errors import BusRefused, BusUnavailable
 
 from .processes import is_gone
 from .processes import name as name_of_process
 
-_TOPIC, _RETAINED, _GROUP, _QUESTION, _ANSWER = b"t", b"r", b"g", b"q", b"a"
+_VERSION = b"\0"
+_TOPIC, _FORGOTTEN, _RETAINED, _GROUP, _QUESTION, _ANSWER = b"t", b"f", b"r", b"g", b"q", b"a"
 _BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -37,12 +41,32 @@ def boot_time() -> float:
     return time.clock_gettime(_BOOT_CLOCK)
 
 
+def is_sound(transaction: lmdb.Transaction, whole: bool) -> bool:
+    """Both ends can be read, or lmdb.Error; there is nothing to compare. A later version names itself."""
+    version = transaction.get(_VERSION)
+    if version is not None:
+        raise BusRefused(f"this bus directory was written by another version ({bytes(version)!r})")
+    transaction.cursor().last()
+    return True
+
+
 # catalog
 
 
-def add_topic(transaction: lmdb.Transaction, topic: str) -> None:
-    """Enter a topic in the catalog."""
-    transaction.put(_key(_TOPIC, topic), topic.encode(), overwrite=False)
+def add_topic(transaction: lmdb.Transaction, topic: str, *, empty: bool) -> None:
+    """Enter a topic in the catalog. One that is new to it and not empty is older than this environment."""
+    if transaction.put(_key(_TOPIC, topic), topic.encode(), overwrite=False) and not empty:
+        transaction.put(_key(_FORGOTTEN, topic), b"")
+
+
+def has_topic(transaction: lmdb.Transaction, topic: str) -> bool:
+    """It is in the catalog."""
+    return transaction.get(_key(_TOPIC, topic)) is not None
+
+
+def is_forgotten(transaction: lmdb.Transaction, topic: str) -> bool:
+    """What was once stored of the groups of this topic is lost."""
+    return transaction.get(_key(_FORGOTTEN, topic)) is not None
 
 
 def topics(transaction: lmdb.Transaction) -> list[str]:
@@ -80,7 +104,7 @@ def retained(transaction: lmdb.Transaction, topic: str, key: str) -> bytes | Non
 
 
 class Group(NamedTuple):
-    """The record of a group. `position` is where its next reader begins, None before the first confirm."""
+    """The record of a group. `position` is where its next reader begins, None before the first confirm in order."""
 
     generation: int
     holder: str
@@ -89,6 +113,7 @@ class Group(NamedTuple):
     incarnation: int
     position: int | None
     state: bytes | None
+    lease: float = 0.0
 
 
 _NOBODY = Group(0, "", "", 0.0, 0, None, None)
@@ -106,8 +131,12 @@ def _put_group(transaction: lmdb.Transaction, topic: str, name: str, record: Gro
 
 
 def is_free(record: Group) -> bool:
-    """Nobody reads for the group: it was let go, or its deadline passed, or its process is gone."""
-    return not record.holder or boot_time() > record.deadline or is_gone(record.process)
+    """Nobody reads for the group: it was let go, or its deadline passed, or its process is gone.
+
+    A deadline further off than a lease was set before the machine was started again, and the clock with it.
+    """
+    left = record.deadline - boot_time()
+    return not record.holder or not 0 <= left <= record.lease or is_gone(record.process)
 
 
 def acquire(transaction: lmdb.Transaction, topic: str, name: str, holder: str, lease: float) -> Group:
@@ -116,7 +145,11 @@ def acquire(transaction: lmdb.Transaction, topic: str, name: str, holder: str, l
     if record.holder != holder and not is_free(record):
         return record
     taken = record._replace(
-        generation=record.generation + 1, holder=holder, process=name_of_process(), deadline=boot_time() + lease
+        generation=record.generation + 1,
+        holder=holder,
+        process=name_of_process(),
+        deadline=boot_time() + lease,
+        lease=lease,
     )
     return _put_group(transaction, topic, name, taken)
 
@@ -168,12 +201,14 @@ class Question(NamedTuple):
     number: bytes
     deadline: float
     data: bytes
+    process: str
 
 
 def ask(transaction: lmdb.Transaction, topic: str, number: bytes, deadline: float, data: bytes) -> None:
     """Put a question, in the order of asking."""
     order = time.time_ns().to_bytes(8, "big")
-    transaction.put(_key(_QUESTION, topic) + order + number, msgpack.packb((number, deadline, data)))
+    value = msgpack.packb((number, deadline, data, name_of_process()))
+    transaction.put(_key(_QUESTION, topic) + order + number, value)
 
 
 def has_question(transaction: lmdb.Transaction, topic: str) -> bool:
@@ -188,7 +223,7 @@ def take_question(transaction: lmdb.Transaction, topic: str) -> Question | None:
     for key, value in _prefixed(transaction, _key(_QUESTION, topic)):
         question = Question(key, *msgpack.unpackb(value, use_list=False))
         gone.append(key)
-        if question.deadline > boot_time():
+        if question.deadline > boot_time() and not is_gone(question.process):
             found = question
             break
     for key in gone:

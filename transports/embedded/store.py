@@ -16,52 +16,56 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import mmap
 import os
 import queue
 import struct
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import lmdb
 
 from esp_pubsub.errors import BusRefused, BusUnavailable, WrongOrder
 
-from . import processes
+from . import files, processes
 from .bell import Ringer
+from .files import Broken, Check
 
 T = TypeVar("T")
 _log = logging.getLogger("esp_pubsub.embedded")
 
-MAX_READERS = 2_048
 _REAP_EVERY = 256  # commits after which the slots of dead readers are freed
 _HOLDER = struct.Struct("<H200s")
-_Write = tuple[Callable[[lmdb.Transaction], Any], "Future[Any]"]
+
+
+@dataclass(slots=True, eq=False)
+class _Write(Generic[T]):
+    function: Callable[[lmdb.Transaction], T] | None  # None: nobody waits for it any more
+    future: Future[T]
 
 
 class Store:
     """An open environment. Made by `open_store`, given back by `close_store`."""
 
-    def __init__(self, path: Path, *, map_bytes: int, disk: bool) -> None:
+    def __init__(self, path: Path, *, map_bytes: int, disk: bool, check: Check) -> None:
         self.path = path
         self.bell = path / "bell"
         self.pid = os.getpid()
         self.disk = disk
         self.users = 0
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._ringer = Ringer(self.bell)
-        try:
-            self._page = _shared_page(path / "holder")
-            self._env = _environment(path, map_bytes=map_bytes, disk=disk)
-        except BaseException:
-            self._ringer.close()
-            raise
-        self._guard = threading.Lock()  # a read transaction and a change of the map's size exclude each other
-        self._writes: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        path.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.ExitStack() as opened:
+            self._ringer = Ringer(self.bell)
+            opened.callback(self._ringer.close)
+            self._page = opened.enter_context(files.shared_page(path / "holder"))
+            self._env = opened.enter_context(files.environment(path, map_bytes=map_bytes, disk=disk, check=check))
+            self._files = opened.pop_all()
+        self._guard = threading.Lock()  # a read transaction excludes a change of the map's size, and the end
+        self._writes: queue.SimpleQueue[_Write[Any] | None] = queue.SimpleQueue()
         self._name = processes.name().encode()
         self._commits = 0
         self._closed = False
@@ -73,12 +77,17 @@ class Store:
         """A snapshot for a few microseconds; nothing of it may be kept, and nothing awaited while it is open."""
         with self._guard:
             try:
-                transaction = self._env.begin(buffers=True)
-            except lmdb.MapResizedError:
-                self._env.set_mapsize(0)
-                transaction = self._env.begin(buffers=True)
-            with transaction:
-                yield transaction
+                try:
+                    transaction = self._env.begin(buffers=True)
+                except lmdb.MapResizedError:
+                    self._env.set_mapsize(0)
+                    transaction = self._env.begin(buffers=True)
+                with transaction:
+                    yield transaction
+            except lmdb.Error as e:
+                if self._closed:
+                    raise BusUnavailable(f"{self.path} was closed") from e
+                raise _translated(e, f"reading {self.path}") from e
 
     async def write(self, function: Callable[[lmdb.Transaction], T], deadline: float) -> T:
         """Carry out a write; returns when it is committed. BusUnavailable past `deadline` seconds.
@@ -89,20 +98,27 @@ class Store:
         if self._closed:
             raise BusUnavailable(f"{self.path} was closed")
         future: Future[T] = Future()
-        self._writes.put((function, future))
+        write = _Write(function, future)
+        self._writes.put(write)
         wrapped = asyncio.wrap_future(future)
         try:
             async with asyncio.timeout(deadline):
                 return await wrapped
         except TimeoutError:
-            length, name = _HOLDER.unpack_from(self._page)
-            process = name[:length].decode(errors="replace")  # it may be half written
+            process = "" if self._closed else self._holder().decode(errors="replace")  # it may be half written
             holder = processes.number(process)
             who = f"process {holder} holds it" if holder else "nobody is known to hold it"
             raise BusUnavailable(
                 f"no write lock on {self.path} within {deadline:g} s: {who}; if it is stopped, continue or end it",
                 process=process or None,
             ) from None
+        finally:
+            write.function = None  # it may stand in the queue for as long as the lock is held, and holds a value
+
+    def _holder(self) -> bytes:
+        """The name of the process that holds the lock, or what stands in its place."""
+        length, name = _HOLDER.unpack_from(self._page)
+        return bytes(name[:length])
 
     def _run(self) -> None:
         while (first := self._writes.get()) is not None:
@@ -112,18 +128,17 @@ class Store:
                     batch.append(more)
                 self._writes.put(None)  # reached only by the closing mark: leave it for the next round
             self._commit(batch)
+        with self._guard:
+            self._files.close()
 
-    def _commit(self, batch: list[_Write]) -> None:
+    def _commit(self, batch: list[_Write[Any]]) -> None:
         try:
             done = self._transact(batch)
         except Exception as e:  # noqa: BLE001  # whoever waits must hear of it; the thread lives on
-            error = _translated(e, self.path)
-            done = [(future, None, error) for _, future in batch if not future.cancelled()]
+            error = _translated(e, f"writing to {self.path}")
+            done = [(write.future, None, error) for write in batch]
         else:
-            self._ringer.ring()
-            self._commits += 1
-            if self._commits % _REAP_EVERY == 0:
-                self._env.reader_check()
+            self._committed()
         for future, result, refusal in done:
             with contextlib.suppress(Exception):  # cancelled in between: nobody wants it any more
                 if refusal is None:
@@ -131,35 +146,47 @@ class Store:
                 else:
                     future.set_exception(refusal)
 
-    def _transact(self, batch: list[_Write]) -> list[tuple[Future[Any], Any, Exception | None]]:
+    def _committed(self) -> None:
+        """Tell the readers, and clear up now and then. If that fails, the commit stands, and the thread lives on."""
+        self._commits += 1
+        try:
+            self._ringer.ring()
+            if self._commits % _REAP_EVERY == 0:
+                self._env.reader_check()
+        except (OSError, lmdb.Error):
+            _log.exception("%s: committed, but readers may hear of it only with the next commit", self.path)
+
+    def _transact(self, batch: list[_Write[Any]]) -> list[tuple[Future[Any], Any, Exception | None]]:
         while True:
             try:
                 with self._env.begin(write=True, buffers=True) as transaction:
                     _HOLDER.pack_into(self._page, 0, len(self._name), self._name)
-                    try:
-                        return [_carried_out(transaction, *write) for write in batch if not write[1].cancelled()]
-                    finally:
-                        _HOLDER.pack_into(self._page, 0, 0, b"")
+                    return [
+                        _carried_out(transaction, function, write.future)
+                        for write in batch
+                        if (function := write.function) is not None
+                    ]
             except lmdb.MapFullError:
                 with self._guard:
                     self._env.set_mapsize(self._env.info()["map_size"] * 2)
             except lmdb.MapResizedError:
                 with self._guard:
                     self._env.set_mapsize(0)
+            finally:
+                if self._holder() == self._name:  # else the next one has the lock already
+                    _HOLDER.pack_into(self._page, 0, 0, b"")
 
     def _check_process(self) -> None:
         if self.pid != os.getpid():
             raise WrongOrder("this client was opened before a fork; open a new one in the child, or start it by spawn")
 
-    def close(self) -> None:
-        """End the thread and close the files. A thread that waits for a stopped process's lock is left behind."""
-        self._closed = True
-        self._writes.put(None)
-        self._thread.join(timeout=2.0)
-        if not self._thread.is_alive():
-            self._env.close()
-            self._page.close()
-            self._ringer.close()
+    def close(self) -> bool:
+        """End the thread, which closes the files. False: it waits for a stopped process's lock, and ends after that."""
+        if not self._closed:
+            self._closed = True
+            self._writes.put(None)
+            self._thread.join(timeout=2.0)
+        return not self._thread.is_alive()
 
 
 def _carried_out(
@@ -171,49 +198,26 @@ def _carried_out(
         return future, None, refusal
 
 
-def _translated(error: Exception, path: Path) -> Exception:
+def _translated(error: Exception, what: str) -> Exception:
     if isinstance(error, lmdb.DiskError | OSError):
-        return BusUnavailable(f"writing to {path} failed: {error}; is the disk full?")
-    return BusRefused(f"writing to {path} failed: {type(error).__name__}: {error}")
-
-
-def _environment(path: Path, *, map_bytes: int, disk: bool) -> lmdb.Environment:
-    """Open LMDB's files. Raises Broken if a power cut left them unusable."""
-    try:
-        environment = lmdb.open(
-            str(path), map_size=map_bytes, sync=disk, metasync=disk, meminit=False, mode=0o600,
-            max_readers=MAX_READERS, max_spare_txns=4,
-        )  # fmt: skip
-    except lmdb.VersionMismatchError as e:
-        raise BusRefused(f"{path} was written by another version of LMDB: {e}") from e
-    except (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PanicError) as e:
-        raise Broken(str(e)) from e
-    used = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-    if used > (path / "data.mdb").stat().st_size:  # to touch a page that is not there would end the process
-        environment.close()
-        raise Broken("the file is shorter than it says")
-    environment.reader_check()
-    return environment
-
-
-class Broken(Exception):
-    """An environment that cannot be used any more."""
-
-
-def _shared_page(path: Path) -> mmap.mmap:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0), 0o600)
-    try:
-        os.ftruncate(fd, mmap.PAGESIZE)
-        return mmap.mmap(fd, mmap.PAGESIZE)
-    finally:
-        os.close(fd)
+        return BusUnavailable(f"{what} failed: {error}; is the disk full?")
+    return BusRefused(f"{what} failed: {type(error).__name__}: {error}")
 
 
 _open: dict[Path, Store] = {}
 _opening = threading.Lock()
 
 
-def open_store(path: Path, *, map_bytes: int, disk: bool) -> Store:
+def _after_fork() -> None:
+    """A thread that held the lock at the fork is not here to let go of it."""
+    global _opening
+    _opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def open_store(path: Path, *, map_bytes: int, disk: bool, check: Check) -> Store:
     """The process's one handle of an environment (LMDB allows no second), counted. Blocks for a millisecond or so.
 
     One that is broken is set aside under another name and a new, empty one takes its place.
@@ -225,28 +229,33 @@ def open_store(path: Path, *, map_bytes: int, disk: bool) -> Store:
                 f"{path} was open in the parent when this process was forked, and can be used in one of them only: "
                 "start children by spawn, or fork before the bus is opened"
             )
+        if store is not None and store.users == 0:
+            if not store.close():
+                raise BusUnavailable(f"{path} was closed, but still waits for the lock that a stopped process holds")
+            store = None
         if store is None:
-            store = _open[path] = _made(path, map_bytes=map_bytes, disk=disk)
+            store = _open[path] = _made(path, partial(Store, path, map_bytes=map_bytes, disk=disk, check=check))
         if store.disk != disk:
             raise BusRefused(f"{path} is open in this process with another durability; all clients must set the same")
         store.users += 1
         return store
 
 
-def _made(path: Path, *, map_bytes: int, disk: bool) -> Store:
-    try:
-        return Store(path, map_bytes=map_bytes, disk=disk)
-    except Broken as broken:
-        aside = path.with_name(f"{path.name}.broken-{time.time_ns()}")
-        path.rename(aside)
-        _log.error("%s cannot be used (%s); it is set aside as %s and begins anew, empty", path, broken, aside.name)
-        return Store(path, map_bytes=map_bytes, disk=disk)
+def _made(path: Path, make: Callable[[], Store]) -> Store:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(Broken), files.locked(path.parent, alone=False):
+        return make()
+    with files.locked(path.parent, alone=True):
+        try:
+            return make()  # somebody else may have been faster
+        except Broken as broken:
+            files.set_aside(path, broken)
+        return make()
 
 
 def close_store(store: Store) -> None:
     """Give a handle back; the last one closes it. Blocks for up to two seconds."""
     with _opening:
         store.users -= 1
-        if store.users == 0 and _open.get(store.path) is store:
+        if store.users == 0 and _open.get(store.path) is store and store.close():
             del _open[store.path]
-            store.close()

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import lmdb
 import pytest
 
 import esp_pubsub as esp
-from esp_pubsub.transports.embedded import log, processes, store
+from esp_pubsub.transports.embedded import log, place, processes, store
 from esp_pubsub.transports.embedded.place import file_system, topic_directory
 
 URL = "dfESP://host:5555/project/query/window"
@@ -68,6 +69,10 @@ async def test_a_group_whose_topic_was_set_aside_is_told_and_reads_the_new_one_f
     assert any("made anew" in getattr(notice, "reason", "") for notice in told)
 
 
+def _open(path: Path, map_bytes: int) -> store.Store:
+    return store.open_store(path, map_bytes=map_bytes, disk=False, check=log.is_sound)
+
+
 STOPPED = """
 import asyncio, os, signal, sys, time
 from pathlib import Path
@@ -80,7 +85,7 @@ def stop(transaction):
     time.sleep(0.1)  # another thread takes the signal; this one must not commit meanwhile
 
 async def main():
-    held = store.open_store(Path(sys.argv[1]), map_bytes=1 << 30, disk=False)
+    held = store.open_store(Path(sys.argv[1]), map_bytes=1 << 30, disk=False, check=log.is_sound)
     await held.write(stop, 60)
 
 asyncio.run(main())
@@ -155,7 +160,7 @@ def test_no_process_is_ended_whose_name_differs_in_boot_namespace_or_start_time(
 
 
 async def test_a_full_map_grows_and_the_write_succeeds(tmp_path) -> None:
-    small = await asyncio.to_thread(store.open_store, tmp_path / "env", map_bytes=1 << 16, disk=False)
+    small = await asyncio.to_thread(_open, tmp_path / "env", 1 << 16)
     try:
         ring = log.Ring(1_000_000, 1 << 30)
         value = log.pack([b"x" * 10_000] * 10, 0)
@@ -176,7 +181,7 @@ environment = lmdb.open({str(tmp_path / "env")!r}, max_readers=2048)
 transaction = environment.begin()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    opened = await asyncio.to_thread(store.open_store, tmp_path / "env", map_bytes=1 << 20, disk=False)
+    opened = await asyncio.to_thread(_open, tmp_path / "env", 1 << 20)
     try:
         for _ in range(3):
             subprocess.run([sys.executable, "-c", script], check=False)
@@ -237,12 +242,27 @@ async def test_a_log_of_another_version_is_refused(bus_directory) -> None:
             await client.subscriber(URL, side="in")
 
 
-async def test_a_full_disk_is_trouble_that_ends_when_there_is_room_again(tmp_path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir(mode=0o700)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", disk], check=False).returncode != 0:
+@contextlib.contextmanager
+def _mounted(at: Path, options: str) -> Iterator[None]:
+    at.mkdir(mode=0o700)
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=700,{options}", "tmpfs", at], check=False).returncode != 0:
         pytest.skip("no tmpfs can be mounted here")
     try:
+        yield
+    finally:
+        subprocess.run(["umount", at], check=True)
+        shutil.rmtree(at)
+
+
+def _fill(filler: Path) -> None:
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4_096))
+
+
+async def test_a_full_disk_is_trouble_that_ends_when_there_is_room_again(tmp_path) -> None:
+    disk = tmp_path / "disk"
+    with _mounted(disk, "size=2m"):
         told = []
         async with (
             esp.init(dir=disk / "bus", on_notice=told.append) as client,
@@ -250,9 +270,7 @@ async def test_a_full_disk_is_trouble_that_ends_when_there_is_room_again(tmp_pat
         ):
             await (await publisher.inject([(0, "")]))
             filler = disk / "filler"
-            with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(4_096))
+            _fill(filler)
             last = [await publisher.inject([(n, "x" * 200_000)]) for n in range(1, 4)][-1]
             with pytest.raises(esp.DeliveryUnknown):
                 await publisher.delivered(last.id, 0.5)
@@ -260,6 +278,90 @@ async def test_a_full_disk_is_trouble_that_ends_when_there_is_room_again(tmp_pat
             assert await last == "acked"
         assert any("disk full" in str(getattr(notice, "error", "")) for notice in told)
         assert await _read(disk / "bus", 4) == [0, 1, 2, 3]
+
+
+OPEN = """
+import asyncio, sys
+import esp_pubsub as esp
+
+async def main():
+    async with esp.init(dir=sys.argv[1]) as client:
+        try:
+            await client.bus.pipe("t")
+        except esp.BusUnavailable as trouble:
+            print(trouble)
+
+asyncio.run(main())
+"""
+
+
+def test_a_topic_that_finds_no_place_on_a_full_disk_is_trouble_and_ends_no_process(tmp_path) -> None:
+    disk = tmp_path / "disk"
+    command = [sys.executable, "-c", OPEN, str(disk / "bus")]
+    with _mounted(disk, "size=1m"):
+        subprocess.run([sys.executable, "-c", OPEN.replace('"t"', '"another"'), command[-1]], check=True)
+        _fill(disk / "filler")
+        full = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert (full.returncode, full.stderr) == (0, "")
+        assert "No space left" in full.stdout
+        (disk / "filler").unlink()
+        assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == ""
+
+
+async def test_a_read_only_directory_is_refused(tmp_path) -> None:
+    with _mounted(tmp_path / "disk", "ro"), pytest.raises(esp.BusRefused, match="read-only"):
+        await esp.init(dir=tmp_path / "disk")
+
+
+async def test_a_directory_on_a_network_file_system_is_refused(bus_directory, monkeypatch) -> None:
+    monkeypatch.setattr(place, "_mounts", lambda: f"host:/x {bus_directory} nfs4 rw 0 0\n")
+    with pytest.raises(esp.ConfigError, match=r"network file system \(nfs4\); put it on a local one"):
+        await esp.init(dir=bus_directory)
+
+
+async def test_what_is_acknowledged_with_durability_disk_was_synced_and_is_read(bus_directory) -> None:
+    async with esp.init(dir=bus_directory, durability="disk") as client, client.publisher(URL, SCHEMA) as publisher:
+        for number in range(3):
+            assert await (await publisher.inject([(number, "")])) == "acked"
+        for opened in (client.bus.meta, *client.bus._topics.values()):
+            assert opened._env.flags()["sync"] and opened._env.flags()["metasync"]
+    assert await _read(bus_directory, 3) == [0, 1, 2]
+
+
+async def test_a_group_that_stored_a_state_only_is_told_that_the_topic_was_emptied(bus_directory) -> None:
+    async with esp.init(dir=bus_directory) as client:
+        pipe = await client.bus.pipe("t")
+        await pipe.write([b"before"])
+        feed = await client.bus.feed("t", "earliest", "g")
+        await feed.read(1, 1)
+        await feed.confirm(None, b"state")
+        await feed.aclose()
+        await client.bus.purge("t")
+        await pipe.write([b"after"])
+        feed = await client.bus.feed("t", "latest", "g")
+        told, read = (await feed.read(1, 1))[0], (await feed.read(1, 1))[0]
+        assert (feed.state, told.incarnation, read.data) == (b"state", True, b"after")
+        await feed.aclose()
+
+
+GROW = """
+import lmdb, sys
+size = 1 << int(sys.argv[2])
+environment = lmdb.open(sys.argv[1], map_size=size)
+with environment.begin(write=True) as transaction:
+    transaction.put(b"k", bytes(size // 2))
+"""
+
+
+async def test_a_map_that_another_process_grew_is_read_and_written(tmp_path) -> None:
+    opened = await asyncio.to_thread(_open, tmp_path / "env", 1 << 16)
+    try:
+        begun = await opened.write(log.begin, 5)
+        command = [sys.executable, "-c", GROW, str(tmp_path / "env")]
+        await asyncio.to_thread(subprocess.run, [*command, "24"], check=True)
+        with opened.reading() as transaction:
+            assert log.info(transaction) == begun
+        await asyncio.to_thread(subprocess.run, [*command, "26"], check=True)
+        assert await opened.write(log.begin, 5) == begun
     finally:
-        subprocess.run(["umount", disk], check=True)
-        shutil.rmtree(disk)
+        await asyncio.to_thread(store.close_store, opened)
