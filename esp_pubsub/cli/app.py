@@ -34,6 +34,7 @@ class Format(StrEnum):
 
     CSV = "csv"
     JSON = "json"
+    BINARY = "binary"
 
 
 app = typer.Typer(
@@ -187,7 +188,7 @@ def adapter(
     type: Annotated[str | None, typer.Option("-k", metavar="pub|sub")] = None,
     url: Annotated[str | None, typer.Option("-h", metavar="URL")] = None,
     fsname: Annotated[str | None, typer.Option("-f", metavar="FILE", help="Or :port, or host:port.")] = None,
-    fstype: Annotated[str | None, typer.Option("-t", metavar="csv|json")] = None,
+    fstype: Annotated[str | None, typer.Option("-t", metavar="csv|json|binary")] = None,
     transport: Annotated[str | None, typer.Option("-l", metavar="BUS", help="Without it: the embedded bus.")] = None,
     dateformat: Annotated[str | None, typer.Option("-d", metavar="FORMAT")] = None,
     blocksize: Annotated[int | None, typer.Option("-b", metavar="EVENTS", help="Without it 1.")] = None,

@@ -43,7 +43,7 @@ class AdapterOptions:
     type: str | None = None
     """pub or sub, where the command does not say so."""
     fstype: str | None = None
-    """csv or json; unset: as the file's name ends, else csv."""
+    """csv, json, or binary, which is ours, not SAS's; unset: as the file's name ends, else csv."""
     transport: str = "embedded"
     """The bus."""
     transportconfigfile: str | None = None
@@ -111,7 +111,7 @@ class AdapterOptions:
 
     def __post_init__(self) -> None:
         _check("type", self.type, (None, "pub", "sub"))
-        _check("fstype", self.fstype, (None, "csv", "json"))
+        _check("fstype", self.fstype, (None, "csv", "json", "binary"))
         _check("side", self.side, (None, "in", "out"))
         _check("addcsvflags", self.addcsvflags, (None, *_FLAGS))
         _check("csvincludeschema", self.csvincludeschema, ("never", "once", "pereventblock"))
@@ -156,7 +156,7 @@ class AdapterOptions:
 
     @property
     def format(self) -> str:
-        """`csv` or `json`, as said or as the name of the file says."""
+        """`csv`, `json` or `binary`, as said or as the name of the file says."""
         return self.fstype or ("json" if self.fsname.endswith(".json") else "csv")
 
     @property
@@ -180,8 +180,7 @@ class AdapterOptions:
 def _check(key: str, value: str | None, known: Sequence[str | None]) -> None:
     if value not in known:
         names = ", ".join(filter(None, known))
-        hint = " (SAS has written down no format for it)" if value == "binary" else ""
-        raise ConfigError(f"{key} is one of {names}, not {value!r}{hint}", key=key, value=value)
+        raise ConfigError(f"{key} is one of {names}, not {value!r}", key=key, value=value)
 
 
 def pairs(text: str | None) -> dict[str, str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..errors import ConfigError, EspError
 from ..text import MAX_LINE, BadText
+from ..text.binary import LENGTH, SIZES
 from .running import say
 
 CHUNK = 1 << 18
@@ -278,14 +279,14 @@ class Peer(Stream):
 
 class File(Target):
     """A file; with `period` or `size`, one after the other. The one at work has the name given, the nth one before it
-    has n in front of the suffix. `quoted`: ends of lines may stand in double quotes, as in CSV.
+    has n in front of the suffix.
     """
 
-    def __init__(self, path: Path, *, period: float, size: int, quoted: bool) -> None:
+    def __init__(self, path: Path, *, period: float, size: int, format: str) -> None:
         self._path = path
         self._period = period
         self._most = size
-        self._quoted = quoted
+        self._format = format
         self._number = 0
         self._descriptor = -1
         self._writing = False
@@ -310,22 +311,34 @@ class File(Target):
     def _behind_last_row(self) -> int:
         """Who was killed while writing leaves half a row. It was not confirmed, so it comes again."""
         end = os.lseek(self._descriptor, 0, os.SEEK_END)
-        size = self._last_end(end)
-        if end - size > MAX_LINE:
+        binary = self._format == "binary"
+        size = self._last_block(end) if binary else self._last_line(end)
+        if end - size > (SIZES.stop if binary else MAX_LINE):
             raise EspError(f"{self._path} ends in a row of {end - size} bytes that has no end; move the file away")
         if size < end:
             os.ftruncate(self._descriptor, size)
         return os.lseek(self._descriptor, size, os.SEEK_SET)
 
-    def _last_end(self, end: int) -> int:
-        """Behind the last end of a line that no quotes are open at."""
-        found, quotes = 0, 0
+    def _last_block(self, end: int) -> int:
+        at = 0
+        while at + LENGTH.size <= end:
+            (size,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, at))
+            if size not in SIZES:
+                raise EspError(f"{self._path} is no file of blocks in binary; move it away")
+            if at + LENGTH.size + size > end:
+                break
+            at += LENGTH.size + size
+        return at
+
+    def _last_line(self, end: int) -> int:
+        """Behind the last end of a line that no quotes are open at: in CSV they may hold one."""
+        found, quotes, quoted = 0, 0, self._format == "csv"
         for start in range(0, end, CHUNK):
             chunk = os.pread(self._descriptor, CHUNK, start)
-            quotes += chunk.count(b'"') if self._quoted else 0
+            quotes += chunk.count(b'"') if quoted else 0
             open, to = quotes % 2, len(chunk)
             while to >= 0:
-                quote = chunk.rfind(b'"', 0, to) if self._quoted else -1
+                quote = chunk.rfind(b'"', 0, to) if quoted else -1
                 line = -1 if open else chunk.rfind(b"\n", quote + 1, to)
                 if line >= 0:
                     found = start + line + 1
@@ -388,7 +401,7 @@ class File(Target):
             os.close(self._descriptor)
 
 
-async def target(place: str, *, append: bool, period: float, size: int, quoted: bool) -> AsyncGenerator[Target, None]:
+async def target(place: str, *, append: bool, period: float, size: int, format: str) -> AsyncGenerator[Target, None]:
     """The one target, closed behind it."""
     if found := _peer(place):
         async with aclosing(_peers(*found, False)) as peers:
@@ -397,7 +410,7 @@ async def target(place: str, *, append: bool, period: float, size: int, quoted: 
     elif place == "-":
         yield Stream(1)
     else:
-        file = File(Path(place), period=period, size=size, quoted=quoted)
+        file = File(Path(place), period=period, size=size, format=format)
         try:
             await file.open(append=append)
             yield file

@@ -16,10 +16,12 @@ from .. import Client, ConfigError, DeliveryUnknown, EspError, Publisher, Schema
 from ..address import Address
 from ..config import SasOptions
 from ..requests import ask
-from ..text import MAX_LINE, BadText, Batch, CsvReader, JsonReader
+from ..text import MAX_LINE, BadText, Batch, BinaryReader, CsvReader, JsonReader
 from .options import AdapterOptions, failover, opened, sas_options
 from .places import inputs, is_file
 from .running import progress, say
+
+Reader = BinaryReader | CsvReader | JsonReader
 
 _BLOCK = 64
 _COMPLAINTS = 10
@@ -94,11 +96,13 @@ class Pub:
             return options.run or 0
         return await client.current_run(options.url, group, side=options.wanted_side)
 
-    def _reader(self, schema: Schema) -> CsvReader | JsonReader:
+    def _reader(self, schema: Schema) -> Reader:
         skip = self._skip if self._options.ignorecsvparseerrors else None
         assert self._block is not None
         if self._options.format == "json":
             return JsonReader(schema, dateformat=self._dateformat, block=self._block, on_bad=skip)
+        if self._options.format == "binary":
+            return BinaryReader(schema, block=self._block)
         csv.field_size_limit(MAX_LINE)  # the library's own is for a whole process, and less than a line may have
         return CsvReader(schema, self._csv, block=self._block, on_bad=skip)
 
@@ -118,7 +122,7 @@ class Pub:
                 if not await self._one(publisher, self._reader(schema), chunks):
                     return
 
-    async def _one(self, publisher: Publisher, reader: CsvReader | JsonReader, chunks: AsyncIterator[bytes]) -> bool:
+    async def _one(self, publisher: Publisher, reader: Reader, chunks: AsyncIterator[bytes]) -> bool:
         """All of one input; False when there were enough events. While the next peer is waited for, only what one
         sends ends it, not how one leaves.
         """

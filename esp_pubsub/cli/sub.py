@@ -12,10 +12,12 @@ from typing import Any, Literal, cast
 
 from .. import Block, BusUnavailable, EspError, EventFlag, Opcode, Subscriber, SubscriberOptions
 from ..bus import Start
-from ..text import CsvWriter, JsonWriter
+from ..text import BinaryWriter, CsvWriter, JsonWriter
 from .options import AdapterOptions, opened, sas_options
 from .places import Target, target
 from .running import progress, say
+
+Writer = BinaryWriter | CsvWriter | JsonWriter
 
 _READ = 1 << 20  # bytes of blocks between two writes
 _FINISH = 5.0  # seconds that a write has left when a signal comes
@@ -36,7 +38,7 @@ class Sub:
         self._events = self._blocks = 0
         self._last: Block | None = None
         self._shown = 0
-        self._writer: CsvWriter | JsonWriter | None = None
+        self._writer: Writer | None = None
 
     async def run(self) -> None:
         """Until there were enough events, or a signal."""
@@ -62,7 +64,7 @@ class Sub:
             append=subscriber.group is not None,
             period=options.periodicity,
             size=options.maxfilesize,
-            quoted=options.format == "csv",
+            format=options.format,
         )
 
     async def _copy(self, subscriber: Subscriber, to: Target) -> None:
@@ -126,7 +128,9 @@ class Sub:
         except ValueError as e:
             raise EspError(f"block {block.id}: {e}") from None
 
-    def _begin(self, block: Block, *, header: bool) -> CsvWriter | JsonWriter:
+    def _begin(self, block: Block, *, header: bool) -> Writer:
+        if self._options.format == "binary":
+            return BinaryWriter(block.schema)
         if self._options.format == "json":
             return JsonWriter(block.schema, shape="events", dateformat=self._dateformat)
         include = cast(Literal["never", "once", "pereventblock"], self._options.csvincludeschema)

@@ -380,7 +380,7 @@ def test_the_adapter_takes_the_classic_flags(cli: Cli, tmp_path: Path) -> None:
     assert "the nearest known one is 'blocksize'" in said
     _, said = cli.run("adapter", "-k", "sub", "-h", URL, "-f", out, "-Q", code=2)
     assert "quiesce is not for sub" in said
-    assert "binary" in cli.run("adapter", "-k", "pub", "-h", URL, "-f", feed, "-t", "binary", code=2)[1]
+    assert "fstype is one of" in cli.run("adapter", "-k", "pub", "-h", URL, "-f", feed, "-t", "hdat", code=2)[1]
 
 
 def test_plain_lines_do_not_hide_a_delete(cli: Cli, tmp_path: Path) -> None:

@@ -105,6 +105,26 @@ def test_a_subscriber_does_what_its_flags_and_keys_say(
     assert out.read_text() == expected
 
 
+def test_blocks_travel_in_binary_as_they_are(cli: Cli, tmp_path: Path) -> None:
+    config, feed, blocks, out = (tmp_path / name for name in ("embedded.cfg", "feed.csv", "blocks", "out.csv"))
+    config.write_text(f'embedded {{\n dir = "{cli.bus}"\n}}\n')
+    feed.write_text('I,N,1,"two\nlines",0.1\nP,N,2,,\nD,N,1,,\n')
+    copy = URL.replace("Trades", "Copy")
+    cli.run("pub", URL, SCHEMA, feed, "--opcodes", "--block-size", 2)
+    reading = ("--side", "in", "--group", "archive", "--format", "binary", "--max-events")
+    cli.run("sub", URL, blocks, *reading, 2)
+    with blocks.open("ab") as torn:
+        torn.write(b"\x70\0\0\0half of a block")
+    cli.run("sub", URL, blocks, *reading, 1)
+    keys = f'transportconfigfile={config},side=in,schema="{SCHEMA}"'
+    _, said = cli.run("adapter", "-k", "pub", "-h", copy, "-f", blocks, "-t", "binary", "-b", 64, "-C", keys)
+    assert "3 events published, blocks 1 to 2, all acknowledged" in said
+    cli.run("sub", copy, out, "--side", "in", "--start", "earliest", "--opcodes", "--max-events", 3)
+    assert out.read_text() == feed.read_text()
+    _, said = cli.run("pub", copy, feed, "--format", "binary", code=1)
+    assert "block 1: it has no length; the input is not of this format" in said
+
+
 def test_a_subscriber_begins_at_a_time(cli: Cli, tmp_path: Path) -> None:
     feed = tmp_path / "feed.csv"
     for first in (1, 3):

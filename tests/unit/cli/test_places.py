@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from esp_pubsub import ConfigError, EspError
+from esp_pubsub import ConfigError, EspError, Schema
 from esp_pubsub.cli import places
 from esp_pubsub.cli.places import File, Peer, inputs, is_file, target
-from esp_pubsub.text import MAX_LINE, BadText
+from esp_pubsub.text import MAX_LINE, BadText, BinaryWriter
 
 
-async def opened(path: Path, *, quoted: bool = True, size: int = 0) -> File:
-    file = File(path, period=0.0, size=size, quoted=quoted)
+async def opened(path: Path, *, format: str = "csv", size: int = 0) -> File:
+    file = File(path, period=0.0, size=size, format=format)
     await file.open(append=True)
     return file
 
@@ -49,8 +49,24 @@ async def test_a_row_that_was_torn_by_a_kill_is_cut_off(
 async def test_quotes_say_nothing_in_lines_of_json(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     path.write_bytes(b'{"a":"\\""}\n{"b')
-    (await opened(path, quoted=False)).close()
+    (await opened(path, format="json")).close()
     assert path.read_bytes() == b'{"a":"\\""}\n'
+
+
+async def test_a_block_in_binary_that_was_torn_by_a_kill_is_cut_off(tmp_path: Path) -> None:
+    path, block = tmp_path / "out.bin", BinaryWriter(Schema("id*:int64")).write([(1,)])
+    for torn in (block[:-1], block[:2], b""):
+        path.write_bytes(block * 2 + torn)
+        file = await opened(path, format="binary")
+        await file.write(block)
+        file.close()
+        assert path.read_bytes() == block * 3
+    path.write_bytes(b"1,a\n2,b\n")
+    file = File(path, period=0.0, size=0, format="binary")
+    with pytest.raises(EspError, match="move it away"):
+        await file.open(append=True)
+    file.close()
+    assert path.read_bytes() == b"1,a\n2,b\n"
 
 
 async def test_a_file_whose_last_row_seems_to_have_no_end_is_left_alone(tmp_path: Path) -> None:
@@ -58,7 +74,7 @@ async def test_a_file_whose_last_row_seems_to_have_no_end_is_left_alone(tmp_path
     there = b'1,5" pipe\n' + b"2,x\n" * (MAX_LINE // 4)
     path.write_bytes(there)
     with pytest.raises(EspError, match="move the file away"):
-        async with aclosing(target(str(path), append=True, period=0.0, size=0, quoted=True)) as targets:
+        async with aclosing(target(str(path), append=True, period=0.0, size=0, format="csv")) as targets:
             await anext(targets)
     assert path.read_bytes() == there
 
@@ -73,7 +89,7 @@ async def test_a_new_file_that_cannot_be_begun_leaves_the_old_one_in_order(
         raise PermissionError(13, "Permission denied", str(path))
 
     with pytest.raises(PermissionError):
-        async with aclosing(target(str(path), append=False, period=0.0, size=10, quoted=True)) as targets:
+        async with aclosing(target(str(path), append=False, period=0.0, size=10, format="csv")) as targets:
             file = await anext(targets)
             await file.write(b"1,a\n")
             if fails == "rename":
