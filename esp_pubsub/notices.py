@@ -37,6 +37,16 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """Blocks that have been awaited for long while later ones are here. What comes of it is up to who sends them."""
+
+    source: int
+    run: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class NewRun:
     """A higher run replaced the current one of a source."""
 
@@ -90,4 +100,4 @@ class Failure:
     error: Exception
 
 
-Notice = Joined | Missed | Skipped | NewRun | InputDiffers | Forgotten | BadMessage | Reconnected | Failure
+Notice = Joined | Missed | Skipped | Held | NewRun | InputDiffers | Forgotten | BadMessage | Reconnected | Failure

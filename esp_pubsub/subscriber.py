@@ -8,6 +8,7 @@ asked costs nothing. A feed that died is replaced within the same call; what com
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -36,7 +37,7 @@ from .errors import (
 from .events import Block, View
 from .failover.accept import Accept, Dropped, Outcome
 from .failover.ledger import Ledger, furthest, parse_state
-from .notices import BadMessage, Failure, Forgotten, Missed, Notice, Reconnected, Skipped
+from .notices import BadMessage, Failure, Forgotten, Held, Missed, Notice, Reconnected, Skipped
 from .schema import Schema
 from .wire.frame import BLOCK, LIMITS, Frame, Limits, parse
 
@@ -94,12 +95,17 @@ class SubscriberOptions:
     """How many messages a group's reader may have read and not confirmed; then reading raises Unconfirmed."""
     max_sources: int = 10_000
     """How many sources are remembered; the one not seen for longest is forgotten first, and that is told."""
+    gap_timeout: float = 10.0
+    """Seconds after which it is told (Held) that blocks are held because one before them has not come. It decides
+    nothing: they are delivered when it comes, or when its sender proves that it will not."""
     limits: Limits = LIMITS
 
     def __post_init__(self) -> None:
         for name in ("read_blocks", "read_bytes", "unconfirmed", "max_sources"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise ConfigError(f"{name} is a number of at least 1, not {getattr(self, name)!r}")
+        if not isinstance(self.gap_timeout, int | float) or self.gap_timeout <= 0:
+            raise ConfigError(f"gap_timeout is a number of seconds, not {self.gap_timeout!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +158,7 @@ class Subscriber:
         self._ready: deque[Block] = deque()
         self._to_release: list[Any] = []
         self._incoming: Sequence[Message | Break] = ()
+        self._gaps: dict[tuple[int, int, int], float] = {}  # when to tell of them
         self._taking = False
         self._storing = asyncio.Lock()  # a state that is older must not be stored after one that is newer
         self._closed = False
@@ -235,7 +242,7 @@ class Subscriber:
         try:
             feed = self._feed or await self._reopen()
             if not self._incoming:
-                self._incoming = await feed.read(self.options.read_blocks, self.options.read_bytes)
+                self._incoming = await self._read(feed)
                 self._pause = 0.0
             if not self._resumed:
                 self._resume(feed)
@@ -250,6 +257,29 @@ class Subscriber:
                 self._to_release = []
         except BusUnavailable as error:
             await self._lose_feed(error)
+
+    async def _read(self, feed: Feed) -> Sequence[Message | Break]:
+        """The next messages. While there are none it is told what has been held for long."""
+        while True:
+            try:
+                async with asyncio.timeout_at(self._tell_held()):
+                    return await feed.read(self.options.read_blocks, self.options.read_bytes)
+            except TimeoutError:
+                continue
+
+    def _tell_held(self) -> float | None:
+        """Tell once of each gap behind which blocks have been held for `gap_timeout`; returns when to look again."""
+        if self._bus.capabilities.suffix_only:
+            return None
+        now = asyncio.get_running_loop().time()
+        gaps = {(s.number, s.run, s.last + 1): min(s.hold) - 1 for s in self._accept.sources.values() if s.hold}
+        self._gaps = {gap: self._gaps.get(gap, now + self.options.gap_timeout) for gap in gaps}
+        for (source, run, first), due in self._gaps.items():
+            if due <= now:
+                self._gaps[source, run, first] = math.inf
+                self._notify(Held(source, run, first, gaps[source, run, first]))
+        due = min(self._gaps.values(), default=math.inf)
+        return None if due == math.inf else due
 
     async def _lose_feed(self, error: BusUnavailable) -> None:
         if self._closed:

@@ -1,6 +1,7 @@
 """Subscriber: what is not ours on the topic, what went before it was read, and whose schema counts."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import esp_pubsub as esp
 from esp_pubsub import notices
 from esp_pubsub.bus import Break, Message
-from esp_pubsub.wire.frame import BEAT, CLAIM
+from esp_pubsub.wire.frame import BEAT, CLAIM, parse
 from esp_pubsub.wire.rows import codec
 from tests.unit.workbench import SYMBOLS as SCHEMA
 from tests.unit.workbench import TOPIC, URL, Bench, block, numbers, outcome, ticks, until
@@ -279,3 +280,26 @@ async def test_rmretdel_leaves_out_what_a_retention_policy_deleted(bench: Bench)
         assert (await anext(sub)).rows() == [(2, "b"), (3, "c")]
         emptied = await anext(sub)
     assert (emptied.rows(), emptied.mappings(), emptied.events(), emptied.table().num_rows) == ([], [], [], 0)
+
+
+# what is held
+
+
+async def test_a_block_that_is_awaited_for_long_is_told_once_and_delivered_when_it_comes(bench: Bench) -> None:
+    bench.faults.capabilities = dataclasses.replace(bench.inner.capabilities, suffix_only=False)
+    frames: list[bytes] = []
+    for id in range(1, 5):
+        frames.append(block(id, link=parse(frames[-1]).chain if frames else 0))
+    options = esp.SubscriberOptions(gap_timeout=0.02)
+    async with await bench.subscriber(schema=SCHEMA, start="earliest", options=options) as sub:
+        await bench.raw(frames[0], frames[3])
+        assert await numbers(sub, 1) == [1]
+        waiting = asyncio.create_task(anext(sub))
+        await until(lambda: bench.of(notices.Held) != [])
+        await bench.raw(frames[2])
+        await until(lambda: len(bench.of(notices.Held)) == 1)
+        await bench.raw(frames[1])
+        assert (await waiting).id == 2
+        assert await numbers(sub, 2) == [3, 4]
+    assert bench.of(notices.Held) == [notices.Held(7, 0, 2, 3)]
+    assert bench.of(notices.Missed) == []
