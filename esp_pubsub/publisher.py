@@ -97,6 +97,11 @@ class PublisherStats:
     """How far the bus is known to hold the sequence."""
     last_switch: RoleChange | None = None
 
+    @property
+    def lag(self) -> int:
+        """How many blocks the bus holds that this member has not been given yet."""
+        return max(0, self.on_bus - self.given)
+
 
 @dataclass(frozen=True, slots=True)
 class Resume:

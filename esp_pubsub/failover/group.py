@@ -464,6 +464,9 @@ class Group:
 
     def leave(self) -> None:
         """This member takes part no more; idempotent."""
+        given, m = self._member.outbox.last, self._member.m
+        if given < m and self._member.role != "left":
+            _log.warning("%s leaves with %d of the %d blocks that the bus holds", self.identity.name, given, m)
         self._step("leave")
         done, self._hand_over = self._hand_over, None
         if done is not None and not done.done():

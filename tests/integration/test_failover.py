@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 
 import esp_pubsub as esp
+from esp_pubsub.bus import Bus, Pipe
 from esp_pubsub.failover.group import Group
+from esp_pubsub.testing.faults import Faults
 from tests.integration.members import (
     CLOSING,
+    GROUP,
     SCHEMA,
     TOPIC,
     URL,
@@ -147,7 +151,7 @@ async def test_one_leads_the_others_stand_by_and_roles_and_stats_tell(bus_direct
 async def test_hand_over_under_load_loses_and_doubles_nothing(bus_directory: Path) -> None:
     end = 900
     async with pair(bus_directory) as (a, b), reading(bus_directory) as reader, asyncio.TaskGroup() as tasks:
-        tasks.create_task(reader.to(end, seconds=15))
+        tasks.create_task(reader.to(end, seconds=50))
         for publisher in (a, b):
             tasks.create_task(inject(publisher, 1, end, pause=0.003))
         await until(lambda: a.stats.acked >= 200)
@@ -289,3 +293,80 @@ async def test_a_standby_is_never_further_ahead_than_its_buffer(bus_directory: P
             await never(lambda: b.stats.given > 10, 0.1)
             await (await inject(a, 1, 30))
             assert await (await ahead) == "covered"
+
+
+# what is told
+
+
+async def test_the_log_says_what_sas_says_of_a_takeover(bus_directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "esp_pubsub.failover")
+    async with pair(bus_directory) as (a, b):
+        await (await inject(a, 1, 10))
+        await inject(b, 1, 15)
+        caplog.clear()
+        await a.hand_over()
+        await is_active(b)
+        await b.flush(30)
+        await until(lambda: "switched to active" in caplog.text)
+    said = [record.getMessage() for record in caplog.records]
+    for line in (
+        "Standby sending buffered messages, last message id = 10, current message id = 15",
+        "Standby synced, current message id = 15",
+        "Hot failover state switched to active: ",
+        "Hot failover state switched to standby (handed over): ",
+    ):
+        assert any(each.startswith(line) for each in said), said
+
+
+async def test_a_member_says_how_far_it_lags_and_that_it_left_before_it_was_there(
+    bus_directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pair(bus_directory) as (a, b):
+        await (await inject(a, 1, 10))
+        await inject(b, 1, 4)
+        await until(lambda: b.stats.lag == 6)
+        await b.aclose()
+        assert "leaves with 4 of the 10 blocks that the bus holds" in caplog.text
+        await a.aclose()
+        assert caplog.text.count("leaves with") == 1
+
+
+async def test_an_active_member_that_cannot_send_lets_another_one_lead(bus_directory: Path) -> None:
+    class Mute:
+        """A bus on which this topic takes nothing; all others work."""
+
+        def __init__(self, inner: Bus) -> None:
+            self.inner = inner
+            self.faults = Faults(inner)
+
+        async def pipe(self, topic: str) -> Pipe:
+            return await (self.faults if topic == TOPIC else self.inner).pipe(topic)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+    async with reading(bus_directory) as reader, esp.init(dir=bus_directory, on_notice=lambda notice: None) as client:
+        client.bus = mute = Mute(client.bus)  # type: ignore[assignment]
+        options = esp.PublisherOptions(stall=0.3, close_timeout=0.3)
+        a = await client.publisher(URL, SCHEMA, failover=esp.Failover(GROUP), options=options)
+        await is_active(a)
+        changes: list[esp.RoleChange] = []
+
+        async def look() -> None:
+            async for change in a.roles():
+                changes.append(change)  # noqa: PERF401  # what was seen so far counts
+
+        looking = asyncio.create_task(look())
+        async with member(bus_directory) as b:
+            mute.faults.hang("write")
+            await inject(a, 1, 5)
+            await inject(b, 1, 5)
+            await is_active(b)
+            await b.flush(30)
+            await reader.to(5)
+            assert "stalled" in [change.event for change in changes]
+            mute.faults.heal()
+            await a.flush(30)
+            looking.cancel()
+            await asyncio.wait([looking])
+        await a.aclose()
