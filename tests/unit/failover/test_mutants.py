@@ -227,6 +227,18 @@ def position_behind_what_is_not_confirmed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "confirm", hasty)
 
 
+@in_model("group, log with holes")
+def position_behind_a_held_frame(patch: pytest.MonkeyPatch) -> None:
+    delivered = Ledger.delivered
+
+    def late(self: Ledger, frame: Frame) -> int:
+        self._undone.add(frame.position)  # only now, so that one that is held stops nothing
+        return delivered(self, frame)
+
+    patch.setattr(Ledger, "arrived", lambda self, position: self._arrived.append(position))
+    patch.setattr(Ledger, "delivered", late)
+
+
 @in_model("group, queue")
 def acknowledged_before_the_state_is_stored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupScene, "state_first", False)
