@@ -237,10 +237,9 @@ class GroupFeed(RabbitFeed):
             name = queue_of(self._topic, self._state_key)
             check_size(name, state)
             if self._states is None:
-                states = RabbitPipe(self._link, self._channel, "", name, PERSISTENT)
-                await states.until_unblocked()
+                self._states = RabbitPipe(self._link, self._channel, "", name, PERSISTENT)
+                await self._states.until_unblocked()
                 await self._link.ask(what, declare(self._channel, name))
-                self._states = states
             await self._states.write([state])
             self._stored = await self._states.confirmed(self._stored)
             if self._states.unroutable:
@@ -264,6 +263,8 @@ class GroupFeed(RabbitFeed):
                 _log.warning("%s", error)
         if self._due is not None:
             self._bus.unstored[self.place] = self._known, self._due[1]
+        if self._states is not None:
+            self._states.end(BusUnavailable(f"this feed of {self._topic} was closed"))
         if self._consuming is not None and not self._consuming.done():
             await asyncio.wait([self._consuming])
         await super()._close()

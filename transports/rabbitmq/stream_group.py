@@ -140,10 +140,9 @@ class StreamGroupFeed:
             packed = msgpack.packb((self._stored, state))
             check_size(self._value, packed)
             if self._values is None:
-                values = RabbitPipe(self._link, turn, "", self._value, PERSISTENT)
-                await values.until_unblocked()
+                self._values = RabbitPipe(self._link, turn, "", self._value, PERSISTENT)
+                await self._values.until_unblocked()
                 await self._link.ask(what, declare(turn, self._value))
-                self._values = values
             await self._values.write([packed])
             self._written = await self._values.confirmed(self._written)
             if self._values.unroutable:
@@ -162,6 +161,8 @@ class StreamGroupFeed:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        if self._values is not None and self._error is not None:
+            self._values.end(self._error)
         if self._turn is not None:
             await self._link.drop(self._turn)
         if self._feed is not None:

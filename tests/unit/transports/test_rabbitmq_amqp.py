@@ -47,6 +47,7 @@ class Double:
         self.on: dict[str, Callable[[asyncio.StreamWriter, int, Any], None]] = {}
         self.then: dict[str, Callable[[asyncio.StreamWriter, int, Any], None]] = {}
         self.refuses = False
+        self.blocked = False
         self.version = "3.10.8"
         self._writers: list[asyncio.StreamWriter] = []
 
@@ -70,7 +71,7 @@ class Double:
             kind, channel, size = struct.unpack(">BHI", head)
             said = frame.unmarshal(head + await reader.readexactly(size + 1))[2]
             name = getattr(said, "name", "")
-            if kind != 1:
+            if kind != 1 or (self.blocked and channel):
                 continue
             self.asked.append(name)
             if name in self.on and name not in _CLOSING:
@@ -79,6 +80,15 @@ class Double:
                 tell(writer, channel, _ANSWERS[name](said))
             if name in self.then:
                 self.then[name](writer, channel, said)
+
+    def blocks(self, writer: asyncio.StreamWriter, _: int, __: Any) -> None:
+        """It is short of memory from now on, and tells who writes."""
+        self.blocked = True
+        tell(writer, 0, commands.Connection.Blocked("memory"))
+
+    def unblocks(self) -> None:
+        self.blocked = False
+        self.all(commands.Connection.Unblocked())
 
     def cut(self) -> None:
         for writer in self._writers:
@@ -236,10 +246,6 @@ async def test_a_quorum_queue_that_an_older_broker_made_is_read_with_the_limit_i
 # a broker that is short of memory or disk
 
 
-def blocks(writer: asyncio.StreamWriter, _: int, __: Any) -> None:
-    tell(writer, 0, commands.Connection.Blocked("memory"))
-
-
 async def is_blocked(writing: Any) -> None:
     async with asyncio.timeout(10):
         while not await writing._channel.is_blocked():  # noqa: ASYNC110  # it tells nobody
@@ -250,7 +256,7 @@ async def test_a_channel_that_cannot_be_opened_is_not_closed_either() -> None:
     """The broker would close the connection for that, and all that is open on it."""
     async with opened() as (double, bus):
         first = await bus.pipe(TOPIC)
-        double.then["Basic.Publish"] = blocks
+        double.then["Basic.Publish"] = double.blocks
         await first.write([b"a"])
         await is_blocked(first)
         before = double.asked.count("Channel.Close")
@@ -259,7 +265,7 @@ async def test_a_channel_that_cannot_be_opened_is_not_closed_either() -> None:
             with pytest.raises(BusUnavailable, match="short of memory or disk"):
                 await bus.pipe(TOPIC)
         bus.link.timeout = 10.0
-        double.all(commands.Connection.Unblocked())
+        double.unblocks()
         second = await bus.pipe(TOPIC)
         assert double.asked.count("Channel.Close") == before
         assert list(first._channel.connection.channels) == [first._channel.number, second._channel.number]
@@ -267,7 +273,7 @@ async def test_a_channel_that_cannot_be_opened_is_not_closed_either() -> None:
 
 async def test_a_value_that_the_broker_does_not_take_is_trouble_within_the_timeout() -> None:
     async with opened() as (double, bus):
-        double.then["Basic.Publish"] = blocks
+        double.then["Basic.Publish"] = double.blocks
         double.then["Queue.Declare"] = lambda *_: setattr(bus.link, "timeout", SHORT)
         with pytest.raises(BusUnavailable, match="no answer"):
             async with asyncio.timeout(10):
@@ -290,13 +296,13 @@ async def test_the_time_in_which_the_broker_takes_nothing_does_not_count(monkeyp
     monkeypatch.setattr(pipe.RabbitPipe, "_now", clock)
     async with opened() as (double, bus), asyncio.timeout(10):
         writing = await bus.pipe(TOPIC)
-        double.then["Basic.Publish"] = blocks
+        double.then["Basic.Publish"] = double.blocks
         await writing.write([b"a"])
         await is_blocked(writing)
         confirming = asyncio.ensure_future(writing.confirmed(0))
         for now[0] in (9.0, 100.0):
             await looked()
-        double.all(commands.Connection.Unblocked())
+        double.unblocks()
         await writing.until_unblocked()
         now[0] = 109.0
         await looked()
@@ -306,36 +312,42 @@ async def test_the_time_in_which_the_broker_takes_nothing_does_not_count(monkeyp
             await confirming
 
 
+def hands_over(writer: asyncio.StreamWriter, channel: int, asked: Any) -> None:
+    if asked.queue.startswith("g@"):
+        found = message(asked.consumer_tag, 1, b"a") + message(asked.consumer_tag, 2, b"b")
+        tell(writer, channel, commands.Basic.ConsumeOk(asked.consumer_tag), *found)
+    else:  # there is no such value
+        tell(writer, channel, commands.Channel.Close(404, "NOT_FOUND - no queue", 60, 20))
+
+
+async def held_back(double: Double, bus: Any) -> tuple[Any, asyncio.Task[None]]:
+    """A group's feed, and what confirms a message of it while the broker is short of memory."""
+    double.on["Basic.Consume"] = hands_over
+    double.then["Basic.Publish"] = lambda writer, channel, _: tell(writer, channel, commands.Basic.Ack(1, False))
+    feed = await bus.feed(TOPIC, "latest", "g")
+    found = [await feed.read(1, 100) for _ in range(2)]
+    await feed.confirm(found[0][0].position, b"state")
+    double.then["Basic.Publish"] = double.blocks
+    bus.link.timeout = SHORT
+    confirming = asyncio.ensure_future(feed.confirm(found[1][0].position, b"state"))
+    done, _ = await asyncio.wait([confirming], timeout=3 * SHORT)
+    assert not done
+    return feed, confirming
+
+
 async def test_confirming_waits_as_long_as_the_broker_is_short_of_memory() -> None:
     async with opened(buspersistence=True) as (double, bus):
-
-        def takes(writer: asyncio.StreamWriter, channel: int, _: Any) -> None:
-            tell(writer, channel, commands.Basic.Ack(1, False))
-
-        def hands_over(writer: asyncio.StreamWriter, channel: int, asked: Any) -> None:
-            if asked.queue.startswith("g@"):
-                consuming = commands.Basic.ConsumeOk(asked.consumer_tag)
-                tell(
-                    writer,
-                    channel,
-                    consuming,
-                    *message(asked.consumer_tag, 1, b"a"),
-                    *message(asked.consumer_tag, 2, b"b"),
-                )
-            else:  # there is no such value
-                tell(writer, channel, commands.Channel.Close(404, "NOT_FOUND - no queue", 60, 20))
-
-        double.on["Basic.Consume"] = hands_over
-        double.then["Basic.Publish"] = takes
-        feed = await bus.feed(TOPIC, "latest", "g")
-        found = [await feed.read(1, 100) for _ in range(2)]
-        await feed.confirm(found[0][0].position, b"state")
-        double.then["Basic.Publish"] = blocks
-        bus.link.timeout = SHORT
-        confirming = asyncio.ensure_future(feed.confirm(found[1][0].position, b"state"))
-        done, _ = await asyncio.wait([confirming], timeout=3 * SHORT)
-        assert not done
+        feed, confirming = await held_back(double, bus)
         bus.link.timeout = 10.0
-        double.all(commands.Connection.Unblocked())
+        double.unblocks()
         double.all(commands.Basic.Ack(2, False), feed._channel.number)
         await confirming
+
+
+async def test_closing_a_feed_ends_a_confirm_that_waits_for_the_broker() -> None:
+    async with opened(buspersistence=True) as (double, bus):
+        feed, confirming = await held_back(double, bus)
+        async with asyncio.timeout(10):
+            await feed.aclose()
+            with pytest.raises(BusUnavailable, match="closed"):
+                await confirming
