@@ -183,6 +183,24 @@ async def test_a_topic_deleted_and_made_anew_is_told_and_publishing_and_reading_
         assert len(theirs_told.of(Skipped, Missed)) >= 2
 
 
+async def test_a_topic_that_somebody_deleted_is_made_again_and_publishing_and_reading_go_on(
+    kafka: Kafka, url: str
+) -> None:
+    async with client(kafka, timeout=1.0) as (ours, _), client(kafka, timeout=1.0) as (theirs, told):
+        publisher = await ours.publisher(url, SCHEMA)
+        reader = Reader(await theirs.subscriber(url, side="in", start="earliest"))
+        await (await inject(publisher, 1, 10))
+        await reader.to(10)
+        async with administrator(kafka) as admin:
+            await admin.delete_topics([topic(url)])
+        delivery = await inject(publisher, 11, 30)
+        reader.following = 11
+        await reader.to(30, seconds=30)
+        await delivery
+        await publisher.aclose()
+        assert told.of(Skipped)
+
+
 async def test_a_topic_made_anew_is_read_from_its_beginning_where_the_old_position_is_one_of_the_new_log_too(
     kafka: Kafka, url: str
 ) -> None:
