@@ -43,7 +43,7 @@ def line(number: int, report: Report) -> str:
     gaps = [gap for found in report.gaps.values() for gap in found]
     longest = f"{max(gaps) * 1000:6.0f} ms" if gaps else "        -"
     text = (
-        f"{number:4} {'ok  ' if report.ok else 'FAIL'} {report.fault:<20} members {report.members} seed {report.seed} "
+        f"{number:4} {'ok  ' if report.ok else 'FAIL'} {report.mode:<10} {report.fault:<20} members {report.members} seed {report.seed} "
         f"takeovers {report.takeovers:2} duels {len(report.duels):2} longest gap {longest} in {report.seconds:4.1f} s"
     )
     if report.ok:
@@ -79,43 +79,56 @@ def summary(reports: list[Report], options: str) -> str:
     lines.append(", ".join(f"{kind} {found[kind]}" for kind in kinds))
     lines.append(f"duels {len(duels)}, the longest of {max(duels, default=0.0):.2f} s")
     lines.append(f"{len(reports)} runs, {sum(r.takeovers for r in reports)} takeovers, {len(failed)} failed")
-    lines += [f"  again: {options} --seed {r.seed} --runs 1 --only {r.fault} --members {r.members}" for r in failed]
+    for r in failed:
+        mode = f" --mode {r.mode}" if r.mode else ""
+        lines.append(f"  again: {options}{mode} --seed {r.seed} --runs 1 --only {r.fault} --members {r.members}")
     return "\n".join(lines)
 
 
 async def play_all(given: argparse.Namespace) -> list[Report]:
-    """Runs one after the other; the faults in turn, so that each is seen."""
+    """Runs one after the other; modes and faults in turn, so that each is seen."""
     async with AsyncExitStack() as stack:
         zookeeper = await stack.enter_async_context(ZooKeeper()) if given.election == "zookeeper" else None
-        bus: Bus = Embedded(zookeeper)
+        buses: list[Bus] = [Embedded(zookeeper)]
         if given.bus == "kafka":
-            bus = KafkaBus(zookeeper, await stack.enter_async_context(KafkaWithWays()))
+            buses = [KafkaBus(zookeeper, await stack.enter_async_context(KafkaWithWays()))]
         if given.bus == "rabbitmq":
-            bus = RabbitBus(zookeeper, await stack.enter_async_context(RabbitMQ()), given.mode, given.election)
+            modes = given.mode or ("stream" if given.system == "spark" else "direct,persistent,stream")
+            broker = await stack.enter_async_context(RabbitMQ())
+            buses = [RabbitBus(zookeeper, broker, mode, given.election) for mode in modes.split(",")]
         if given.bus == "solace-double":
             from tests.support.solace import Solace  # with the vendor's library, which others need not load
 
             from .solace import SolaceBus
 
-            bus = SolaceBus(zookeeper, await stack.enter_async_context(Solace()), given.election)
+            buses = [SolaceBus(zookeeper, await stack.enter_async_context(Solace()), given.election)]
         if given.only == "duels":
-            return [await told(1, play(bus, "duels", given.seed, 6, DUELS_SECONDS))]
-        known = sorted(SPARK_FAULTS if given.system == "spark" else bus.faults)
-        names = given.only.split(",") if given.only else known
-        if unknown := set(names) - set(known):
-            raise SystemExit(f"{', '.join(unknown)}: not known here; there are: {', '.join(known)}")
+            return [await told(1, play(buses[0], "duels", given.seed, 6, DUELS_SECONDS))]
+        plan = [planned(bus, given) for bus in buses]
         reports = []
         for number in range(given.runs):
+            bus, names = buses[number % len(buses)], plan[number % len(buses)]
             seed = given.seed + number
             members = given.members or random.Random(seed).choices((2, 3, 5), (6, 3, 1))[0]
             playing = play_spark if given.system == "spark" else play
-            reports.append(await told(number + 1, playing(bus, names[number % len(names)], seed, members)))
+            fault = names[number // len(buses) % len(names)]
+            reports.append(await told(number + 1, playing(bus, fault, seed, members), getattr(bus, "mode", "")))
         return reports
 
 
-async def told(number: int, playing: Awaitable[Report]) -> Report:
+def planned(bus: Bus, given: argparse.Namespace) -> list[str]:
+    """The faults to play on a bus."""
+    known = sorted(SPARK_FAULTS if given.system == "spark" else bus.faults)
+    names: list[str] = given.only.split(",") if given.only else known
+    if unknown := set(names) - set(known):
+        raise SystemExit(f"{', '.join(unknown)}: not known here; there are: {', '.join(known)}")
+    return names
+
+
+async def told(number: int, playing: Awaitable[Report], mode: str = "") -> Report:
     """A run, with its line as soon as it is over."""
     report = await playing
+    report.mode = mode
     print(line(number, report), flush=True)
     return report
 
@@ -124,7 +137,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--system", choices=("bus", "spark"), default="bus", help="what is harmed beside the group")
     parser.add_argument("--bus", choices=("embedded", "kafka", "rabbitmq", "solace-double"), default="embedded")
-    parser.add_argument("--mode", choices=("direct", "persistent", "stream"), default="stream", help="of rabbitmq")
+    parser.add_argument("--mode", help="of rabbitmq; with commas, in turn; by default each that can be played")
     parser.add_argument("--election", choices=("log", "token", "flow", "zookeeper"), help="by default the bus's own")
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30))
@@ -134,7 +147,7 @@ def main() -> int:
     print(f"seed {given.seed}", flush=True)
     reports = asyncio.run(play_all(given))
     election = f" --election {given.election}" if given.election else ""
-    print(summary(reports, f"--system {given.system} --bus {given.bus} --mode {given.mode}{election}"))
+    print(summary(reports, f"--system {given.system} --bus {given.bus}{election}"))
     return 0 if all(report.ok for report in reports) else 1
 
 

@@ -152,6 +152,8 @@ class Report:
     """For each term that began while another member was active too: for how long both were."""
     seconds: float = 0.0
     kept: str = ""
+    mode: str = ""
+    """Of the bus, where it has several."""
 
     @property
     def ok(self) -> bool:
@@ -243,8 +245,9 @@ class Run:
 
     async def active(self) -> Process:
         """Who leads. Waits for somebody to."""
-        if not await self.until(lambda: bool(self.leaders())):
-            self.report.wrong.append(f"nobody led for {PATIENCE:g} s")
+        patience = max(PATIENCE, self.bus.progress)
+        if not await self.until(lambda: bool(self.leaders()), patience):
+            self.report.wrong.append(f"nobody led for {patience:g} s")
             raise TimeoutError
         return self.leaders()[-1]
 
