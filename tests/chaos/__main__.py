@@ -43,8 +43,9 @@ def line(number: int, report: Report) -> str:
     gaps = [gap for found in report.gaps.values() for gap in found]
     longest = f"{max(gaps) * 1000:6.0f} ms" if gaps else "        -"
     text = (
-        f"{number:4} {'ok  ' if report.ok else 'FAIL'} {report.mode:<10} {report.fault:<20} members {report.members} seed {report.seed} "
-        f"takeovers {report.takeovers:2} duels {len(report.duels):2} longest gap {longest} in {report.seconds:4.1f} s"
+        f"{number:4} {'ok  ' if report.ok else 'FAIL'} {report.mode:<10} {report.fault:<20} members {report.members} "
+        f"seed {report.seed} takeovers {report.takeovers:2} duels {len(report.duels):2} longest gap {longest} "
+        f"in {report.seconds:4.1f} s"
     )
     if report.ok:
         return text
