@@ -1,9 +1,11 @@
 """Kills, stops and restarts on the embedded bus, without failover groups: `python -m tests.chaos.kills --times 100`.
 
-Four trials, each with real processes on one bus directory; the quick version of each is in the test suite:
+Five trials, each with real processes on one bus directory; the quick version of each is in the test suite:
 
     publishers   a publisher is killed at a random point, over and over: what it said was acknowledged is read back
     readers      so is the reader of a group: it goes on exactly, and quickly
+    hand-overs   a group's reader is killed, or stands still, while the next one waits: that goes on at once, or after
+                 the lease
     stops        a publisher, and a reader, stand still under load: what the others see of it
     crowd        sixteen processes open and close at random, some are killed: nothing is left behind
 """
@@ -26,8 +28,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import lmdb
-
 import esp_pubsub as esp
 from esp_pubsub.notices import Missed, Notice
 from esp_pubsub.testing.history import Confirmed, Delivered, Opened, Published, Record, check, line, read
@@ -37,6 +37,7 @@ URL, SCHEMA = "dfESP://kills:5555/p/q/w", "id*:int64,text:string"
 FILES = {"data.mdb", "lock.mdb", "bell", "holder"}
 REOPEN = 1.0  # seconds; a bound on what the SDK does, not on starting Python
 DEADLINE = 1.0  # how long a publisher waits for a lock
+LEASE = 1.0  # how long a group waits for a reader that lives
 HOLDER = struct.Struct("<H200s")  # what whoever holds a topic's lock writes into the file `holder`
 now = time.monotonic
 
@@ -79,8 +80,9 @@ async def consume(directory: str, dice: random.Random, file: str) -> None:
         os.write(fd, line(record).encode())
 
     begun = now()
-    async with client(directory) as bus, bus.subscriber(URL, SCHEMA, side="in", group="g") as subscriber:
+    async with client(directory, lease=LEASE) as bus, bus.subscriber(URL, SCHEMA, side="in", group="g") as subscriber:
         note(Opened("g", begun))
+        say("subscribed")
         opened = False
         async for block in subscriber:
             if not opened:
@@ -294,6 +296,31 @@ async def kill_readers(times: int, seed: int) -> dict[str, Any]:
     return {"kills": times, "blocks": end, "deliveries": verdict.delivered, "reopen s": max(opened)}
 
 
+async def hand_over(times: int, seed: int) -> dict[str, Any]:
+    """A reader that waits has a block soon after the one before it died, or its lease after that one stood still."""
+    waits: dict[str, list[float]] = {"killed": [], "stopped": []}
+    async with Place(seed) as place:
+        publisher = await place.start("publish", 0.001)
+        await publisher.until_open()
+        reader = await place.start("consume", place.path / "0.jsonl")
+        await reader.until_open()
+        for turn in range(1, times + 1):
+            following = await place.start("consume", place.path / f"{turn}.jsonl")
+            await _until(lambda child=following: bool(child.last("subscribed")))
+            await asyncio.sleep(place.dice.uniform(0.05, 0.15))  # it waits for the group
+            assert following.opened is None
+            how = place.dice.choice(sorted(waits)) if turn > 2 else sorted(waits)[turn - 1]
+            at = now()
+            reader.send(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
+            await following.until_open()
+            waits[how].append(now() - at)
+            await reader.kill()
+            reader = following
+    assert max(waits["killed"]) < REOPEN, waits
+    assert max(waits["stopped"]) < LEASE + REOPEN, waits
+    return {"times": times, **{f"{how} s": max(seen) for how, seen in waits.items()}}
+
+
 def _close_line(file: str) -> None:
     """A reader that was killed may have left half a line, which another one must not continue."""
     with open(file, "rb+") as lines:
@@ -340,7 +367,7 @@ async def stop_with_lock(page: Path, victim: Child, seconds: float = 4.0) -> boo
         for _ in range(500):
             if _holder(page) == victim.process.pid:
                 victim.send(signal.SIGSTOP)
-                time.sleep(0.005)  # until it stands
+                await asyncio.sleep(0.05)  # were the lock free, the witness would have taken it meanwhile
                 if _holder(page) == victim.process.pid:
                     return True
                 victim.send(signal.SIGCONT)
@@ -381,42 +408,49 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def crowd(seconds: float, seed: int, count: int = 16) -> dict[str, Any]:
     """Processes come and go, some by force; afterwards there is no slot, no descriptor and no file too many."""
     async with Place(seed) as place:
-        async with client(place.directory) as bus:  # the directory, before sixteen want to make it
-            await bus.publisher(URL, SCHEMA)
-        end = now() + seconds
-        running = [await place.start("come_and_go", seconds) for _ in range(count)]
-        kills = 0
-        while now() < end - 1:
-            await asyncio.sleep(place.dice.uniform(0.05, 0.3))
-            victim = place.dice.randrange(count)
-            await running[victim].kill()
-            kills += 1
-            running[victim] = await place.start("come_and_go", max(0.5, end - now()))
+        async with client(place.directory) as bus:  # all topics are open all the time: only a check frees a slot
+            for number in range(3):
+                await (await (await bus.publisher(f"{URL}{number}", SCHEMA)).inject([(0, "x")]))
+            figures = await _come_and_go(place, seconds, count)
+            slots = _slots(bus)
+        files = _files(Path(place.directory))
+    assert not slots, slots
+    assert not files, files
+    return {"processes": count, "seconds": seconds, **figures, "slots": 0, "descriptors": 0, "files": 0}
+
+
+async def _come_and_go(place: Place, seconds: float, count: int) -> dict[str, int]:
+    end = now() + seconds
+    running = [await place.start("come_and_go", seconds) for _ in range(count)]
+    kills = 0
+    while now() < end - 1:
+        await asyncio.sleep(place.dice.uniform(0.05, 0.3))
+        victim = place.dice.randrange(count)
+        await running[victim].kill()
+        kills += 1
+        running[victim] = await place.start("come_and_go", max(0.5, end - now()))
+    for children in (running, [await place.start("come_and_go", 1.0)]):  # the last one opens when all others are gone
         async with asyncio.timeout(30):
-            for child in running:
+            for child in children:
                 await child.process.wait()
                 await child._listening
-        for child in running:
-            assert child.process.returncode == 0, child.said
-            assert child.last("done") == ["done", 0], f"descriptors left behind: {child.said}"
-        slots, files = _left_behind(Path(place.directory))
-        assert not slots, slots
-        assert not files, files
-    return {"processes": count, "seconds": seconds, "kills": kills, "slots": 0, "descriptors": 0, "files": 0}
+                assert child.process.returncode == 0, child.said
+                assert child.last("done") == ["done", 0], f"descriptors left behind: {child.said}"
+    return {"kills": kills}
 
 
-def _left_behind(directory: Path) -> tuple[list[str], list[str]]:
-    """Slots that are taken after a check for dead readers, and files that have no business there."""
-    slots, files = [], []
+def _slots(bus: esp.Client) -> list[str]:
+    """Slots of readers other than ourselves, without a check for dead ones."""
+    stores = [bus.bus.meta, *bus.bus._topics.values()]  # type: ignore[attr-defined]
+    lines = [(store.path.name, line) for store in stores for line in store._env.readers().splitlines()[1:]]
+    return [f"{name}: {line}" for name, line in lines if line.split()[0] != str(os.getpid())]
+
+
+def _files(directory: Path) -> list[str]:
+    """Files that have no business there."""
     places = [directory / "meta", *(directory / "topics").iterdir()]
-    for place in places:
-        files += [str(path) for path in place.iterdir() if path.name not in FILES]
-        with lmdb.open(str(place), readonly=True, max_readers=2_048) as environment:
-            environment.reader_check()
-            lines = environment.readers().splitlines()[1:]
-            slots += [f"{place.name}: {text}" for text in lines if text.split()[0] != str(os.getpid())]
-    files += [str(path) for path in directory.iterdir() if path.name not in ("meta", "topics")]
-    return slots, files
+    found = [path for place in places for path in place.iterdir() if path.name not in FILES]
+    return [str(path) for path in [*found, *directory.iterdir()] if path.name not in ("meta", "topics")]
 
 
 async def long_version(times: int, seconds: float, seed: int) -> None:
@@ -424,6 +458,7 @@ async def long_version(times: int, seconds: float, seed: int) -> None:
     for name, trial in (
         ("publishers", kill_publishers(times, seed)),
         ("readers", kill_readers(times, seed)),
+        ("hand-overs", hand_over(max(2, times // 4), seed)),
         ("stops", stop(max(1, times // 4), seed)),
         ("crowd", crowd(seconds, seed)),
     ):

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.kills import crowd, kill_publishers, kill_readers, shown, stop
+from tests.chaos.kills import crowd, hand_over, kill_publishers, kill_readers, shown, stop
 
 
-@pytest.mark.parametrize(("trial", "amount"), [(kill_publishers, 6), (kill_readers, 6), (stop, 3), (crowd, 5)])
+@pytest.mark.parametrize(
+    ("trial", "amount"), [(kill_publishers, 6), (kill_readers, 6), (hand_over, 4), (stop, 3), (crowd, 5)]
+)
 @pytest.mark.timeout(60)
 def test_processes_are_harmed_and_nothing_is_lost(
     trial: Callable[[Any, int], Awaitable[dict[str, Any]]], amount: int
