@@ -71,6 +71,18 @@ def test_it_is_told_as_requests_to_semp() -> None:
                for line in lines)  # fmt: skip
 
 
+def test_it_is_told_what_profiles_have_to_allow() -> None:
+    lines = told(Options(host="tcp://broker", username="us", vpn_name="a vpn"), URL, None)
+    (profile,) = (line for line in lines if "/clientProfiles/" in line)
+    assert "-X PATCH" in profile and "msgVpns/a%20vpn/clientProfiles/$PROFILE" in profile
+    for allowed in ("GuaranteedMsgSend", "GuaranteedMsgReceive", "SharedSubscriptions"):
+        assert f'"allow{allowed}Enabled": true' in profile
+    for topic in ("host:5555/>", "esp-pubsub/>"):
+        for kind in ("publish", "subscribe"):
+            assert any(f"aclProfiles/$ACL/{kind}TopicExceptions" in line and f'"{topic}"' in line for line in lines)
+    assert any("are for us alone" in line for line in lines)
+
+
 class Taker:
     """A session that takes everything, and says of it what it is told to say."""
 
