@@ -196,6 +196,19 @@ async def test_a_connect_that_is_cancelled_before_the_client_has_made_anything_l
                 await connecting
 
 
+def test_a_connect_that_ends_with_its_loop_leaves_nothing() -> None:
+    async def begin() -> None:
+        connecting = asyncio.ensure_future(refused(f"tcp://{HOST}:1"))
+        await asyncio.sleep(0)
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+
+    with nothing_left():
+        for _ in range(3):
+            asyncio.run(begin())
+
+
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate of 127.0.0.1, alone in a folder, and its key beside it."""
@@ -337,6 +350,7 @@ async def test_a_call_that_fails_half_way_is_undone(link: session.SolaceLink) ->
 async def test_calls_that_hang_do_not_hold_up_the_others(link: session.SolaceLink) -> None:
     end = threading.Event()
     hung = [asyncio.create_task(link.ask("it", end.wait)) for _ in range(8)]
+    await asyncio.sleep(0)
     assert await link.ask("another", lambda: "at once") == "at once"
     end.set()
     await asyncio.gather(*hung)
