@@ -1,5 +1,5 @@
 """The conformance suite over Solace: a double of the broker, see tests/support/solace.py; and, where SOLACE_CFG names a
-solace.cfg, a real one.
+solace.cfg, a real one, which keeps the queues that were made.
 """
 
 from __future__ import annotations
@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,12 +18,14 @@ from esp_pubsub.config import load_options
 from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.registry import driver
 from esp_pubsub.testing import conformance
+from tests.support.proxy import Proxy
 from tests.support.server import HOST
-from tests.support.solace import Solace
+from tests.support.solace import Solace, plain_place
 from tests.support.solace import open_bus as open_double
 
 MODES: dict[str, dict[str, Any]] = {"direct": {}, "persistent": {"buspersistence": True}}
 CASES = [(mode, name) for mode in MODES for name in conformance.CHECKS]
+ACKNOWLEDGED = 1.5  # seconds after which the client has sent its acknowledgements, of which it hears nothing more
 REAL = os.environ.get("SOLACE_CFG")
 
 pytest_plugins = ["tests.support.solace_client"]
@@ -67,7 +70,7 @@ async def test_the_driver_over_the_double(mode: str, name: str) -> None:
             pytest.skip(str(why))
 
 
-@pytest.mark.usefixtures("solace_client")
+@pytest.mark.usefixtures("solace_client", "what_is_left_is_told")
 @pytest.mark.skipif(REAL is None, reason="SOLACE_CFG names no broker: make test-solace SOLACE_CFG=path")
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize(("mode", "name"), CASES)
@@ -75,10 +78,25 @@ async def test_the_driver_over_a_broker(mode: str, name: str) -> None:
     found = driver("solace")
     options = await asyncio.to_thread(load_options, found.Options, section="solace", config=REAL, keywords=MODES[mode])
 
-    async def open_bus() -> Bus:
-        return await found.open_bus(options)
+    place = plain_place(options.host)
+    links: dict[Any, Proxy] = {}
+    async with AsyncExitStack() as stack:
 
-    try:
-        await conformance.CHECKS[name](conformance.Context(open_bus=open_bus, patience=15.0, quiet=0.3))
-    except conformance.NotClaimed as why:
-        pytest.skip(str(why))
+        async def open_bus() -> Bus:
+            if place is None:
+                return await found.open_bus(options)
+            link = await stack.enter_async_context(await asyncio.to_thread(Proxy, *place))  # it reads a file
+            bus = await found.open_bus(replace(options, host=f"{HOST}:{link.port}"))
+            links[bus] = link
+            return bus
+
+        async def cut(bus: Any) -> None:
+            await asyncio.sleep(ACKNOWLEDGED)
+            links[bus].refuse()
+            links[bus].cut()
+
+        context = conformance.Context(open_bus=open_bus, cut=cut if place else None, patience=15.0, quiet=0.3)
+        try:
+            await conformance.CHECKS[name](context)
+        except conformance.NotClaimed as why:
+            pytest.skip(str(why))

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 import msgpack
 
@@ -561,3 +562,14 @@ async def open_bus(options: SolaceOptions) -> SolaceBus:
     bus = SolaceBus(connect, options)
     await bus.open()
     return bus
+
+
+# a real one
+
+
+def plain_place(host: str) -> tuple[str, int] | None:
+    """Where a broker is that can be reached by a proxy; None: there are several, or a certificate that names it."""
+    place = urlsplit(host if "//" in host else f"tcp://{host}")
+    return (
+        (place.hostname, place.port or 55555) if place.scheme == "tcp" and "," not in host and place.hostname else None
+    )
