@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -222,8 +223,12 @@ async def write_and_count(pipe: StreamPipe, sent: Sequence[bytes], counted: list
 @pytest.mark.parametrize("idle", [False, True])
 async def test_a_frozen_broker_ends_what_is_open_within_the_timeout(rabbitmq: RabbitMQ, name: str, idle: bool) -> None:
     before = sockets()
-    async with opened(rabbitmq, timeout=SHORT) as streams:
+    async with opened(rabbitmq) as streams:
         pipe, feed = await streams.pipe(name), await streams.feed(name, "latest")
+        streams.address = replace(streams.address, timeout=SHORT)
+        for link in (pipe._link, feed._link):
+            assert link is not None
+            link.timeout = SHORT
         tasks = len(asyncio.all_tasks())
         await asyncio.to_thread(rabbitmq.freeze)
         began = time.monotonic()

@@ -191,7 +191,7 @@ async def test_links_that_break_in_the_middle_of_a_write_lose_and_double_nothing
 
 
 async def test_a_frozen_broker_is_trouble_within_the_deadline_and_cancels_nobody(rabbitmq: RabbitMQ, url: str) -> None:
-    async with opened(rabbitmq, heartbeat=1.0, timeout=1.0, **PERSISTENT) as bus:
+    async with opened(rabbitmq, heartbeat=1.0, **PERSISTENT) as bus:
         pipe, feed = await bus.pipe(topic_of(url)), await bus.feed(topic_of(url), "latest", None)
         grouped = await bus.feed(topic_of(url), "latest", "g")
         reads = [asyncio.ensure_future(each.read(10, 1_000)) for each in (feed, grouped)]
@@ -200,6 +200,7 @@ async def test_a_frozen_broker_is_trouble_within_the_deadline_and_cancels_nobody
         found = (await reads[1])[0]
         await reads[0]
         stuffed = await bus.pipe(topic_of(url))
+        bus.link.timeout = 1.0
         rabbitmq.freeze()
         began = time.monotonic()
         await pipe.write([b"b"])
