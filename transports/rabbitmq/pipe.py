@@ -127,9 +127,11 @@ class RabbitPipe:
             while not putting.done():
                 await asyncio.wait([putting], timeout=self._moment)
                 self._check()
+                if putting.done():
+                    break
                 if await self._channel.is_blocked():
                     since = self._now()
-                elif not putting.done() and self._now() > since + self._link.timeout:
+                elif self._now() > since + self._link.timeout:
                     self.end(BusUnavailable(f"{self._key}: nothing could be sent for {self._link.timeout:g} s"))
         finally:
             self._putting = None
