@@ -30,6 +30,6 @@ def what_is_left_is_told(request: pytest.FixtureRequest) -> Iterator[None]:
     plugins = request.config.pluginmanager
     with plugins.getplugin("capturemanager").global_and_fixture_disabled():
         plugins.getplugin("terminalreporter").write_line(
-            "\nThe broker keeps the durable queues that were made: delete those whose names have conformance:0/ in them "
-            "or begin with flow@group- or group-."
+            "\nThe broker keeps the durable queues that were made: delete those whose names have conformance:0/ in "
+            "them or begin with flow@group- or group-."
         )
