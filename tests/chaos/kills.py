@@ -122,12 +122,13 @@ async def come_and_go(directory: str, dice: random.Random, seconds: str) -> None
     async with client(directory):
         pass
     before = len(os.listdir("/proc/self/fd"))
-    while now() < end:
+    while True:
         async with client(directory) as bus:
             url = f"dfESP://kills:5555/p/q/w{dice.randrange(3)}"
             publisher = await bus.publisher(url, SCHEMA)
             group = dice.choice((None, "g"))
             subscriber = await bus.subscriber(url, SCHEMA, side="in", start="earliest", group=group)
+            say("opened", 0.0)
             for id in range(dice.randrange(5)):
                 await (await publisher.inject([(id, "x")]))
                 with contextlib.suppress(TimeoutError, esp.BusUnavailable):
@@ -139,6 +140,8 @@ async def come_and_go(directory: str, dice: random.Random, seconds: str) -> None
                 await publisher.aclose()
             if dice.random() < 0.5:
                 await subscriber.aclose()
+        if now() > end:
+            break
         await asyncio.sleep(dice.uniform(0.0, 0.02))
     after = len(os.listdir("/proc/self/fd"))
     say("done", after - before)
@@ -420,15 +423,17 @@ async def crowd(seconds: float, seed: int, count: int = 16) -> dict[str, Any]:
 
 
 async def _come_and_go(place: Place, seconds: float, count: int) -> dict[str, int]:
-    end = now() + seconds
     running = [await place.start("come_and_go", seconds) for _ in range(count)]
-    kills = 0
+    for child in running:
+        await child.until_open()
+    end, kills = now() + seconds, 0
     while now() < end - 1:
         await asyncio.sleep(place.dice.uniform(0.05, 0.3))
         victim = place.dice.randrange(count)
-        await running[victim].kill()
-        kills += 1
-        running[victim] = await place.start("come_and_go", max(0.5, end - now()))
+        if running[victim].opened is not None:  # one that still starts has nothing to leave behind
+            await running[victim].kill()
+            kills += 1
+            running[victim] = await place.start("come_and_go", max(0.5, end - now()))
     for children in (running, [await place.start("come_and_go", 1.0)]):  # the last one opens when all others are gone
         async with asyncio.timeout(30):
             for child in children:
