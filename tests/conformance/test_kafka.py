@@ -81,6 +81,7 @@ def context(kafka: Kafka) -> conformance.Context:
         trim=trim,
         patience=20.0,
         quiet=0.5,
+        limit=150.0,
     )
 
 
