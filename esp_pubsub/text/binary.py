@@ -15,11 +15,12 @@ from ..events import Opcode
 from ..schema import Schema
 from ..wire.frame import BLOCK, BODY_AT, LIMITS, ROWS, frames, parse, seal
 from ..wire.rows import codec
-from .values import BadText, Batch, Pending
+from .values import FLAG_LETTERS, OPCODE_LETTERS, BadText, Batch, Pending
 
 LENGTH = struct.Struct("<I")
 SIZES = range(BODY_AT, BODY_AT + LIMITS.frame_bytes + 1)
 """What a length may say."""
+_OPCODES, _FLAGS = bytes(OPCODE_LETTERS), bytes(FLAG_LETTERS)
 
 
 class BinaryWriter:
@@ -84,16 +85,14 @@ class BinaryReader:
                 raise ValueError("it holds no rows")
             if frame.schema != self._schema.fingerprint:
                 raise ValueError(f"its schema is another one than {self._schema}")
-            opcodes, flags, rows = self._decode(frame.body, frame.count)
+            *marks, rows = self._decode(frame.body, frame.count)
+            opcodes, flags = (bytes([each]) * len(rows) if isinstance(each, int) else each for each in marks)
+            if opcodes.translate(None, _OPCODES) or flags.translate(None, _FLAGS):
+                raise ValueError("it holds an opcode or a flag that there is not")
         except (BadFrame, ValueError) as e:
             raise self._bad(str(e)) from None
         self._blocks += 1
-        for at, row in enumerate(rows):
-            self._pending.add(
-                opcodes if isinstance(opcodes, int) else opcodes[at],
-                flags if isinstance(flags, int) else flags[at],
-                row,
-            )
+        self._pending.extend(rows, opcodes, flags)
         yield from self._pending.take(rest=True)
 
     def _bad(self, why: str) -> BadText:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import csv
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -319,15 +319,7 @@ class CsvReader:
             return False
         if self._format.keyless:
             values.insert(self._key, (None,) * len(rows))
-        events: Iterable[tuple[Any, ...]] = zip(*values, strict=True)
-        pending = self._pending
-        if pending.awaits_old or Opcode.UPDATEBLOCK in opcodes:
-            for opcode, flag, event in zip(opcodes, flags, events, strict=True):
-                pending.add(opcode, flag, event)
-            return True
-        pending.rows += events
-        pending.opcodes += opcodes
-        pending.flags += flags
+        self._pending.extend(zip(*values, strict=True), opcodes, flags)
         return True
 
     def _mark_columns(self, columns: list[Texts], count: int) -> tuple[bytes, bytes]:

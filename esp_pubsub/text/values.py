@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal, InvalidOperation
@@ -94,18 +94,28 @@ class Pending:
         self.rows: list[tuple[Any, ...]] = []
         self.opcodes = bytearray()
         self.flags = bytearray()
-        self.awaits_old = False
-        """The row before was the new one of an update block."""
+        self._awaits_old = False  # the row before was the new one of an update block
         self._of: Key = None
         self._sure = True
 
     def add(self, opcode: int, flags: int, row: tuple[Any, ...]) -> None:
         """One more event. Of an update block only the new row counts, as an update."""
-        if self._is_old(opcode, tuple([row[i] for i in self._keys])):
+        special = self._awaits_old or opcode == Opcode.UPDATEBLOCK
+        if special and self._is_old(opcode, tuple([row[i] for i in self._keys])):
             return
         self.rows.append(row)
         self.opcodes.append(Opcode.UPDATE if opcode == Opcode.UPDATEBLOCK else opcode)
         self.flags.append(flags)
+
+    def extend(self, rows: Iterable[tuple[Any, ...]], opcodes: bytes, flags: bytes) -> None:
+        """Many at once."""
+        if self._awaits_old or Opcode.UPDATEBLOCK in opcodes:
+            for opcode, flag, row in zip(opcodes, flags, rows, strict=True):
+                self.add(opcode, flag, row)
+        else:
+            self.rows += rows
+            self.opcodes += opcodes
+            self.flags += flags
 
     def pass_over(self, opcode: int, key: Key) -> None:
         """A bad row is one of a pair too. `opcode`: 0 if that is what is bad; `key`: None if it cannot be told."""
@@ -115,11 +125,11 @@ class Pending:
         """The row behind a new one, whatever its opcode, unless it has another key: then its old one did not come.
         Behind a row of no opcode, which may have been a new one, only one of an update block is taken for its old one.
         """
-        due, self.awaits_old = self.awaits_old and (self._sure or opcode == Opcode.UPDATEBLOCK), False
+        due, self._awaits_old = self._awaits_old and (self._sure or opcode == Opcode.UPDATEBLOCK), False
         if due and (self._of is None or key is None or key == self._of):
             return True
         if opcode == Opcode.UPDATEBLOCK or (opcode == 0 and key is not None):
-            self.awaits_old, self._of, self._sure = True, key, opcode != 0
+            self._awaits_old, self._of, self._sure = True, key, opcode != 0
         return False
 
     def take(self, *, rest: bool = False) -> list[Batch]:
