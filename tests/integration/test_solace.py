@@ -642,6 +642,26 @@ async def test_a_reader_that_the_broker_makes_inactive_has_lost_its_group_and_th
                 await call
 
 
+async def test_a_flow_that_ends_while_its_link_lives_ends_the_reader_and_another_goes_on(topic: str) -> None:
+    async with Solace() as solace, opened(solace, buspersistence=True) as bus:
+        feed = await bus.feed(topic, "earliest", "g")
+        await put(bus, topic, b"1")
+        await feed.read(100, 1 << 20)
+        solace.queues[f"g@{topic}"].end_flows()
+        with pytest.raises(BusUnavailable, match="Queue Shutdown"):
+            await feed.read(1, 1)
+        assert await data(await bus.feed(topic, "earliest", "g"), 1) == [b"1"]
+
+
+async def test_a_leader_whose_flow_ends_while_its_link_lives_leads_no_more(topic: str) -> None:
+    async with Solace() as solace, opened(solace) as bus:
+        election = bus.election("flow", "line", "me")
+        await election.campaign()
+        solace.queues[flow_queue("line")].end_flows()
+        assert await election.watch() == "lost"
+        assert await election.campaign() == 2
+
+
 async def test_a_leader_that_the_broker_makes_inactive_leads_no_more(topic: str) -> None:
     async with Solace() as solace, opened(solace) as bus, opened(solace) as there:
         one, other = bus.election("flow", "line", "one"), there.election("flow", "line", "other")

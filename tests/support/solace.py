@@ -142,6 +142,12 @@ class Queue:
         self.consumers[0].client.tell(["a", self.consumers[0].flow, True])
         self.move()
 
+    def end_flows(self) -> None:
+        """All that consume are unbound, as when the queue's egress is shut down; their sessions live."""
+        for consumer in list(self.consumers):
+            consumer.client.unbind(consumer.flow)
+            consumer.client.tell(["e", consumer.flow, "Queue Shutdown"])
+
     def leave(self, consumer: Consumer) -> None:
         if consumer in self.browsers:
             self.browsers.remove(consumer)
@@ -397,7 +403,7 @@ class DoubleLink:
         self.lost: BusError | None = None
         self.on_lost: set[Ended] = set()
         self.publishers: dict[int, Taken] = {}
-        self.flows: dict[int, tuple[Hear, Callable[[bool], None] | None]] = {}
+        self.flows: dict[int, tuple[Hear, Callable[[bool], None] | None, Ended | None]] = {}
         self._options = options
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[None]] = {}
@@ -442,6 +448,11 @@ class DoubleLink:
         told = self.flows[flow][1] if flow in self.flows else None
         if told is not None:
             told(active)
+
+    def _on_e(self, flow: int, why: str) -> None:
+        ended = self.flows[flow][2] if flow in self.flows else None
+        if ended is not None:
+            ended(BusUnavailable(why))
 
     def _on_t(self, publisher: int, number: int, kind: str | None, why: str | None) -> None:
         if publisher in self.publishers:
@@ -509,9 +520,16 @@ class DoubleLink:
         self.publishers[number] = taken
         return DoublePublisher(self, number, guaranteed)
 
-    async def _flow(self, hear: Hear, active: Callable[[bool], None] | None, what: str, *arguments: Any) -> DoubleFlow:
+    async def _flow(
+        self,
+        hear: Hear,
+        what: str,
+        *arguments: Any,
+        active: Callable[[bool], None] | None = None,
+        ended: Ended | None = None,
+    ) -> DoubleFlow:
         number = next(self._numbers)
-        self.flows[number] = hear, active
+        self.flows[number] = hear, active, ended
         try:
             await self.ask(what, number, *arguments)
         except BaseException:
@@ -522,7 +540,7 @@ class DoubleLink:
         return DoubleFlow(self, number)
 
     async def subscribe(self, topic: str, hear: Hear, share: str | None = None) -> DoubleFlow:
-        return await self._flow(hear, None, "subscribe", topic, share)
+        return await self._flow(hear, "subscribe", topic, share)
 
     async def bind(
         self,
@@ -536,10 +554,10 @@ class DoubleLink:
         replay: Literal["earliest"] | datetime | None = None,
     ) -> DoubleFlow:
         since = replay.timestamp() if isinstance(replay, datetime) else 0.0 if replay else None
-        return await self._flow(hear, active, "bind", queue, topic, make, since)
+        return await self._flow(hear, "bind", queue, topic, make, since, active=active, ended=ended)
 
     async def browse(self, queue: str, hear: Hear) -> DoubleFlow:
-        return await self._flow(hear, None, "browse", queue)
+        return await self._flow(hear, "browse", queue)
 
     async def aclose(self) -> None:
         self.lose(BusUnavailable("this session was closed"))
