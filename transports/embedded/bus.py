@@ -220,14 +220,16 @@ class EmbeddedBus:
         if self._closed:
             return
         self._closed = True
-        for opened in list(self._open):
-            await opened.aclose()
-        for opening in list(self._opening.values()):
-            async with opening:
-                pass  # what was being opened is in our hands, or given back
-        self.bells.close()
-        stores, self._topics = [*self._topics.values(), self.meta], {}
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close_all, stores))
+        try:
+            for opened in list(self._open):
+                await opened.aclose()
+            for opening in list(self._opening.values()):
+                async with opening:
+                    pass  # what was being opened is in our hands, or given back
+        finally:
+            self.bells.close()
+            stores, self._topics = [*self._topics.values(), self.meta], {}
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close_all, stores))
 
 
 class EmbeddedPipe:

@@ -344,6 +344,20 @@ async def test_a_group_that_stored_a_state_only_is_told_that_the_topic_was_empti
         await feed.aclose()
 
 
+async def test_a_close_that_is_cancelled_closes_all_the_same(bus_directory) -> None:
+    client = await esp.init(dir=bus_directory)
+    await (await client.bus.pipe("t")).write([b"x"])
+    feed = await client.bus.feed("t", "earliest", "g")
+    await feed.read(1, 1)
+    closing = asyncio.create_task(client.bus.aclose())
+    await asyncio.sleep(0)  # it waits for the group's record
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not store._open
+    await client.aclose()
+
+
 GROW = """
 import lmdb, sys
 size = 1 << int(sys.argv[2])
