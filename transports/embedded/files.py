@@ -10,6 +10,7 @@ small files get their place before they are mapped, and the data before anybody 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import logging
 import mmap
@@ -90,12 +91,23 @@ def reserve(path: Path, size: int, begin: int = 0) -> None:
     """Give a file its place on the disk, made if missing, never made shorter."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | _CLOEXEC, 0o600)
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, begin, size - begin)
-        elif os.fstat(fd).st_size < size:
+        if not _allocate(fd, begin, size) and os.fstat(fd).st_size < size:
             os.pwrite(fd, b"\0", size - 1)
     finally:
         os.close(fd)
+
+
+def _allocate(fd: int, begin: int, end: int) -> bool:
+    """False where the system, or this file system, cannot."""
+    try:
+        os.posix_fallocate(fd, begin, end - begin)
+    except AttributeError:
+        return False
+    except OSError as e:
+        if e.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+        return False
+    return True
 
 
 def shared_page(path: Path) -> mmap.mmap:
@@ -114,7 +126,7 @@ def locked(folder: Path, *, alone: bool) -> Iterator[None]:
     fd = os.open(folder, os.O_RDONLY | _CLOEXEC)
     try:
         end = time.monotonic() + _PATIENCE
-        while not _try_lock(fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+        while not _tried(fcntl.flock, fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
             if time.monotonic() > end:
                 raise BusUnavailable(f"another process is opening {folder} and does not go on; continue or end it")
             time.sleep(0.01)
@@ -124,10 +136,10 @@ def locked(folder: Path, *, alone: bool) -> Iterator[None]:
         os.close(fd)
 
 
-def _try_lock(fd: int, how: int) -> bool:
+def _tried(lock: Callable[..., object], fd: int, how: int, *length: int) -> bool:
     try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock(fd, how | fcntl.LOCK_NB, *length)
+    except (BlockingIOError, PermissionError):  # systems differ in what lockf says
         return False
     return True
 
@@ -136,13 +148,12 @@ def set_aside(path: Path, broken: Broken) -> None:
     """Give an environment another name, if nobody has it open. Only with the folder's lock, and nowhere open here."""
     fd = os.open(path / "lock.mdb", os.O_RDWR | _CLOEXEC)
     try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)  # LMDB's own: whoever has the environment open shares it
+        if not _tried(fcntl.lockf, fd, fcntl.LOCK_EX, 1):  # LMDB's own: whoever has the environment open shares it
+            raise BusUnavailable(
+                f"{path} cannot be used ({broken}); it is set aside when the processes that have it open are ended"
+            )
         aside = path.with_name(f"{path.name}.broken-{time.time_ns()}")
         path.rename(aside)
-    except (BlockingIOError, PermissionError) as e:
-        raise BusUnavailable(
-            f"{path} cannot be used ({broken}); it is set aside when the processes that have it open are ended"
-        ) from e
     finally:
         os.close(fd)
     _log.error("%s cannot be used (%s); it is set aside as %s and begins anew, empty", path, broken, aside.name)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -306,6 +307,15 @@ def test_a_topic_that_finds_no_place_on_a_full_disk_is_trouble_and_ends_no_proce
         assert "No space left" in full.stdout
         (disk / "filler").unlink()
         assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == ""
+
+
+async def test_a_file_system_that_cannot_reserve_has_a_bus_all_the_same(bus_directory, monkeypatch) -> None:
+    def cannot(fd: int, begin: int, length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", cannot)
+    await _publish(bus_directory, range(2))
+    assert await _read(bus_directory, 2) == [0, 1]
 
 
 async def test_a_read_only_directory_is_refused(tmp_path) -> None:
