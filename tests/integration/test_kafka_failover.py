@@ -32,7 +32,7 @@ import asyncio, sys
 import esp_pubsub as esp
 from tests.integration.members import SCHEMA, rows
 
-async def main(hostport, url, election, blocks):
+async def main(hostport, url, election, blocks, pause):
     failover = esp.Failover("feed", election=election)
     async with esp.init("kafka", hostport=hostport, on_notice=lambda notice: None) as client:
         async with client.publisher(url, SCHEMA, failover=failover) as publisher:
@@ -42,7 +42,7 @@ async def main(hostport, url, election, blocks):
             telling = asyncio.create_task(tell())
             for id in range(1, int(blocks) + 1):
                 await publisher.inject(rows(id))
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(float(pause))
             print("all", flush=True)
             await publisher.flush(30)
             await telling  # until somebody kills it
@@ -119,9 +119,9 @@ async def test_an_active_process_is_killed_and_the_subscriber_sees_the_whole_seq
     kafka: Kafka, url: str, election: str
 ) -> None:
     job = (kafka.bootstrap, url, election, 6_000)
-    async with reading(kafka, url) as reader, process(*job) as first:
+    async with reading(kafka, url) as reader, process(*job, 0.003) as first:
         await first.says("active")
-        async with process(*job) as second:
+        async with process(*job, 0) as second:
             await second.says("candidate", 30)  # it is there, and has caught up
             await reader.to(300)
             first.process.kill()
@@ -155,7 +155,7 @@ async def test_members_hand_over_to_each_other_and_the_subscriber_cannot_tell(
 
 async def test_the_blocks_of_another_group_in_between_do_not_hinder_a_takeover(kafka: Kafka, url: str) -> None:
     """The group's own last block lies far behind: what a newcomer looks through is full of the others'."""
-    async with process(kafka.bootstrap, url, "log", 1_000) as active:
+    async with process(kafka.bootstrap, url, "log", 1_000, 0.001) as active:
         await active.says("active")
         async with member(kafka, url) as standby:
             await inject(standby, 1, 1_000)
