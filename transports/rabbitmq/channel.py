@@ -115,6 +115,22 @@ class Channel(aiormq.channel.Channel):
     async def _on_confirm_frame(self, frame: Any) -> None:
         self.on_confirm(frame.delivery_tag, frame.multiple, isinstance(frame, commands.Basic.Ack))
 
+    async def _on_close(self, exc: Any = None) -> None:
+        """Say once that it is over. aiormq says it again where the answer takes longer than a heartbeat, and a broker
+        that reads the second one late ends the connection. (The event is aiormq's own: its class has the same name.)
+        """
+        if not self.connection.is_opened or self.__close_event.is_set():
+            return
+        async with self.lock:  # so that nobody asks anything behind it
+            if self.__close_event.is_set():
+                return
+            close = commands.Channel.Close(reply_code=200, reply_text="", class_id=0, method_id=0)
+            try:
+                await self.write_queue.put(ChannelFrame.marshall(self.number, [close]))
+                await self.__close_event.wait()
+            finally:
+                self.__close_event.set()
+
     def _consumer_cancelled(self, frame: Any) -> None:
         self.on_cancel()
 

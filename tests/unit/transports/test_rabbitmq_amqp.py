@@ -32,7 +32,6 @@ _ANSWERS: dict[str, Callable[[Any], Any]] = {
     "Basic.Qos": lambda _: commands.Basic.QosOk(),
     "Basic.Consume": lambda asked: commands.Basic.ConsumeOk(asked.consumer_tag),
 }
-_CLOSING = frozenset({"Connection.Close", "Channel.Close"})
 
 logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it tells of the trouble that is meant here
 
@@ -74,7 +73,7 @@ class Double:
             if kind != 1 or (self.blocked and channel):
                 continue
             self.asked.append(name)
-            if name in self.on and name not in _CLOSING:
+            if name in self.on:
                 self.on[name](writer, channel, said)
             elif name in _ANSWERS:
                 tell(writer, channel, _ANSWERS[name](said))
@@ -241,6 +240,24 @@ async def test_a_quorum_queue_that_an_older_broker_made_is_read_with_the_limit_i
         await bus.feed(TOPIC, "latest", "g")
         assert [arguments.get("x-delivery-limit") for arguments in declared] == [-1, None]
         assert "policy with delivery-limit" in caplog.text
+
+
+async def test_a_channel_is_closed_once_however_long_the_answer_takes() -> None:
+    """For a second time the broker may end the connection, and with it all that is open on it."""
+    async with opened(heartbeat=1.0) as (double, bus):
+        writing, other = await bus.pipe(TOPIC), await bus.pipe(TOPIC)
+        before = double.asked.count("Channel.Close")
+        closing: list[tuple[asyncio.StreamWriter, int]] = []
+        double.on["Channel.Close"] = lambda writer, channel, _: closing.append((writer, channel))
+        bus.link.timeout = 2.0  # more than what aiormq waits: a heartbeat
+        await writing.aclose()
+        assert double.asked.count("Channel.Close") == before + 1
+        ((writer, channel),) = closing
+        tell(writer, channel, commands.Channel.CloseOk())
+        async with asyncio.timeout(10):
+            await asyncio.wait([writing._channel.closing])
+        assert list(other._channel.connection.channels) == [other._channel.number]
+        del double.on["Channel.Close"]
 
 
 # a broker that is short of memory or disk
