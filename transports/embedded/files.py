@@ -4,7 +4,7 @@ Everybody who opens an environment locks the folder it is in, shared. To set one
 look, and that no process has the environment open: what somebody still writes to never loses its name.
 
 To touch a mapped page that finds no place on the disk, or is not in the file, would end the process (SIGBUS). So the
-small files get their place before they are mapped, and the data before anybody reads them.
+small files get their place before they are mapped, and data that are not whole are read by nobody.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ import lmdb
 
 from esp_pubsub.errors import BusRefused, BusUnavailable
 
-Check = Callable[[lmdb.Transaction, bool], bool]
-"""Is what stands there sound? True: every entry, else only what costs nothing to look at."""
+from .pages import is_whole
+
+Check = Callable[[lmdb.Transaction], bool]
+"""Is what stands there sound, as far as can be seen at once?"""
 
 _log = logging.getLogger("esp_pubsub.embedded")
 
@@ -69,38 +71,32 @@ def environment(path: Path, *, map_bytes: int, disk: bool, check: Check) -> lmdb
 
 
 def _check(opened: lmdb.Environment, data: Path, check: Check) -> None:
-    """Raise Broken if it is not sound.
-
-    A file that is shorter than it says is looked at as a whole. It need not be damaged: what one commit takes at the
-    end and frees again is never written.
-    """
-    used = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
-    size = data.stat().st_size
-    if used > size:
-        reserve(data, used, begin=size)
+    """Raise Broken if it is not sound."""
     try:
+        used = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
+        if used > data.stat().st_size and not is_whole(opened, data):
+            raise Broken("the file is shorter than it says")
         with opened.begin(buffers=True) as transaction:
-            sound = check(transaction, used > size)
+            if not check(transaction):
+                raise Broken("it does not hold what it says")
     except (*_DAMAGE, struct.error) as e:
         raise Broken(f"{type(e).__name__}: {e}") from e
-    if not sound:
-        raise Broken("the file is shorter than it says" if used > size else "it does not hold what it says")
 
 
-def reserve(path: Path, size: int, begin: int = 0) -> None:
+def reserve(path: Path, size: int) -> None:
     """Give a file its place on the disk, made if missing, never made shorter."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | _CLOEXEC, 0o600)
     try:
-        if not _allocate(fd, begin, size) and os.fstat(fd).st_size < size:
+        if not _allocate(fd, size) and os.fstat(fd).st_size < size:
             os.pwrite(fd, b"\0", size - 1)
     finally:
         os.close(fd)
 
 
-def _allocate(fd: int, begin: int, end: int) -> bool:
+def _allocate(fd: int, size: int) -> bool:
     """False where the system, or this file system, cannot."""
     try:
-        os.posix_fallocate(fd, begin, end - begin)
+        os.posix_fallocate(fd, 0, size)
     except AttributeError:
         return False
     except OSError as e:

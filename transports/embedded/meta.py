@@ -41,7 +41,7 @@ def boot_time() -> float:
     return time.clock_gettime(_BOOT_CLOCK)
 
 
-def is_sound(transaction: lmdb.Transaction, whole: bool) -> bool:
+def is_sound(transaction: lmdb.Transaction) -> bool:
     """Both ends can be read, or lmdb.Error; there is nothing to compare. A later version names itself."""
     version = transaction.get(_VERSION)
     if version is not None:
