@@ -32,8 +32,12 @@ class KafkaWithWays(Kafka):
     ways: list[tuple[int, int]]
     """Where the proxy listens, and where the broker does."""
 
+    def __init__(self, ways: int = WAYS) -> None:
+        super().__init__()
+        self._many = ways
+
     def _properties(self, number: int, node: KafkaServer, quorum: str) -> str:
-        found = iter(free_ports(2 * WAYS))
+        found = iter(free_ports(2 * self._many))
         self.ways = list(zip(found, found, strict=True))
         text = super()._properties(number, node, quorum)
         for key, value in (
