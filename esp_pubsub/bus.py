@@ -205,7 +205,9 @@ class Deaths(Protocol):
         """Wait until the process of that name is gone; for ever, where that cannot be known."""
 
     async def end(self, process: str) -> bool:
-        """Kill the process of that name, and no other one whatever its number; False where that cannot be done."""
+        """Kill the process of that name if it is stopped, and no other one whatever its number; False where it is not,
+        or that cannot be done.
+        """
 
 
 class Election(Protocol):

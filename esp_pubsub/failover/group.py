@@ -181,7 +181,9 @@ class Group:
             if process and process != self.identity.process:
                 ended = await cast(Deaths, self._bus).end(process)
                 _log.warning(
-                    "fence: process %s held a lock and did not go on: %s", process, "killed" if ended else "gone"
+                    "fence: process %s held a lock and did not go on: %s",
+                    process,
+                    "killed" if ended else "not stopped, or gone",
                 )
             await self._news.wait()
 
