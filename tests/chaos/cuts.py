@@ -163,9 +163,7 @@ async def play(broker: RabbitMQ, mode: str, times: int, warm: int, say: Callable
         proxies = [await stack.enter_async_context(Proxy(HOST, port)) for port in (node.port, node.stream_port)]
         settings = {"host": HOST, "port": proxies[0].port, "streamport": proxies[1].port, "exchange": "cuts"}
         clients = [
-            await stack.enter_async_context(
-                esp.init("rabbitmq", on_notice=told.append, mode=mode, timeout=2.0, **settings)
-            )
+            await stack.enter_async_context(esp.init("rabbitmq", on_notice=told.append, mode=mode, **settings))
             for _ in range(3)
         ]
         both = []
