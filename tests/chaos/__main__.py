@@ -25,7 +25,7 @@ from tests.support.rabbitmq import RabbitMQ
 from tests.support.zookeeper import ZooKeeper
 
 from .buses import Bus, Embedded
-from .faults import ALONE, DUELS_SECONDS
+from .faults import ALONE, DUELS_SECONDS, FAULTS
 from .kafka import KafkaBus, KafkaWithWays
 from .rabbitmq import RabbitBus
 from .run import SECONDS, Report, Run
@@ -105,25 +105,27 @@ async def play_all(given: argparse.Namespace) -> list[Report]:
             buses = [SolaceBus(zookeeper, await stack.enter_async_context(Solace()), given.election)]
         if given.only == "duels":
             return [await told(1, play(buses[0], "duels", given.seed, 6, DUELS_SECONDS))]
-        plan = [planned(bus, given) for bus in buses]
+        plan = planned(buses, given)
         reports = []
         for number in range(given.runs):
-            bus, names = buses[number % len(buses)], plan[number % len(buses)]
+            bus, names = plan[number % len(plan)]
             seed = given.seed + number
             members = given.members or random.Random(seed).choices((2, 3, 5), (6, 3, 1))[0]
             playing = play_spark if given.system == "spark" else play
-            fault = names[number // len(buses) % len(names)]
+            fault = names[number // len(plan) % len(names)]
             reports.append(await told(number + 1, playing(bus, fault, seed, members), getattr(bus, "mode", "")))
         return reports
 
 
-def planned(bus: Bus, given: argparse.Namespace) -> list[str]:
-    """The faults to play on a bus."""
-    known = sorted(SPARK_FAULTS if given.system == "spark" else bus.faults)
-    names: list[str] = given.only.split(",") if given.only else known
+def planned(buses: list[Bus], given: argparse.Namespace) -> list[tuple[Bus, list[str]]]:
+    """The faults to play on each bus: those that only it can suffer first, where not all are asked for."""
+    own = [SPARK_FAULTS if given.system == "spark" else bus.faults for bus in buses]
+    known = sorted(set().union(*own))
+    names = given.only.split(",") if given.only else sorted(known, key=lambda name: (name in FAULTS, name))
     if unknown := set(names) - set(known):
         raise SystemExit(f"{', '.join(unknown)}: not known here; there are: {', '.join(known)}")
-    return names
+    found = [(bus, [name for name in names if name in faults]) for bus, faults in zip(buses, own, strict=True)]
+    return [(bus, faults) for bus, faults in found if faults]
 
 
 async def told(number: int, playing: Awaitable[Report], mode: str = "") -> Report:
