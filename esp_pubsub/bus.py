@@ -139,7 +139,7 @@ class Feed(Protocol):
     async def confirm(self, position: Position | None, state: bytes) -> None:
         """Store that every message up to and including `position` is done, together with `state` (capability `groups`).
 
-        None: nothing more is done in order, only `state` is stored.
+        None: nothing more is done in order, only `state` is stored. Waits while the bus applies back-pressure.
         The next reader of the group starts behind it and is handed `state`. State and position are stored in one step,
         or the state first. A reader that is no longer the group's one moves nothing and gets BusUnavailable.
         """
