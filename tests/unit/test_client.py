@@ -1,9 +1,8 @@
-"""Client: opening, choosing a bus, closing, metadata, requests, notices."""
+"""Client: opening, choosing a bus, closing, metadata, requests."""
 
 import asyncio
 import contextlib
 import gc
-import logging
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 import esp_pubsub as esp
-from esp_pubsub import notices, registry, requests
+from esp_pubsub import registry, requests
 from esp_pubsub.errors import BadFrame
 from esp_pubsub.testing.faults import Faults
 
@@ -562,44 +561,3 @@ async def test_a_question_that_was_given_up_reaches_nobody(client: esp.Client) -
     async with serving(client, handler):
         await requests.ask(client, META, {"n": 2}, 5)
     assert asked == [{"n": 2}]
-
-
-# notices
-
-
-async def lose(client: esp.Client, **how: Any) -> None:
-    """Something to tell: garbage on the topic."""
-    pipe = await client.bus.pipe(TOPIC)
-    await pipe.write([b"garbage"])
-    await pipe.aclose()
-    await publish(client, 1)
-    async with client.subscriber(URL, side="in", start="earliest", **how) as sub, asyncio.timeout(5):
-        assert (await anext(sub)).rows() == [(1,)]
-
-
-async def test_notices_go_to_the_client_unless_there_is_a_handler_of_ones_own(bus_directory: Path) -> None:
-    client_told: list[Any] = []
-    own_told: list[Any] = []
-    async with esp.init(dir=bus_directory, on_notice=client_told.append) as client:
-        await lose(client, on_notice=own_told.append)
-        assert [type(each) for each in own_told] == [notices.BadMessage]
-        assert client_told == []
-        await lose(client)
-        assert notices.BadMessage in [type(each) for each in client_told]
-
-
-async def test_without_a_handler_they_are_logged(client: esp.Client, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "esp_pubsub"):
-        await lose(client)
-    [record] = [record for record in caplog.records if "BadMessage" in record.getMessage()]
-    assert record.levelno == logging.WARNING
-
-
-async def test_a_handler_that_raises_changes_nothing(bus_directory: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: Any) -> None:
-        raise ZeroDivisionError
-
-    async with esp.init(dir=bus_directory, on_notice=broken) as client:
-        await lose(client)
-    assert "on_notice failed" in caplog.text
-    assert "ZeroDivisionError" in caplog.text
