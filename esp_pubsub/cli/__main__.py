@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import sys
+
+from ..text import MAX_LINE
 
 
 def main() -> None:
@@ -13,6 +16,7 @@ def main() -> None:
         if e.name not in ("typer", "rich", "click"):
             raise
         sys.exit(f"esp: the command line needs {e.name}, which is not installed: pip install 'esp-pubsub[cli]'")
+    csv.field_size_limit(MAX_LINE)  # the library's own is for a whole process, and less than a line may have
     app(prog_name="esp")
 
 

@@ -7,7 +7,6 @@ then it says how far it came. A signal leaves out the events that were read and 
 from __future__ import annotations
 
 import asyncio
-import csv
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,7 +15,7 @@ from .. import Client, ConfigError, DeliveryUnknown, EspError, Publisher, Schema
 from ..address import Address
 from ..config import SasOptions
 from ..requests import ask
-from ..text import MAX_LINE, BadText, Batch, BinaryReader, CsvReader, JsonReader
+from ..text import BadText, Batch, BinaryReader, CsvReader, JsonReader
 from .options import AdapterOptions, failover, opened, sas_options
 from .places import inputs, is_file
 from .running import progress, say
@@ -103,7 +102,6 @@ class Pub:
             return JsonReader(schema, dateformat=self._dateformat, block=self._block, on_bad=skip)
         if self._options.format == "binary":
             return BinaryReader(schema, block=self._block)
-        csv.field_size_limit(MAX_LINE)  # the library's own is for a whole process, and less than a line may have
         return CsvReader(schema, self._csv, block=self._block, on_bad=skip)
 
     def _skip(self, bad: BadText) -> None:
