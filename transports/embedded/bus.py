@@ -90,6 +90,7 @@ class EmbeddedBus:
         self._entered: set[str] = set()
         self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._open: WeakSet[EmbeddedPipe | EmbeddedFeed] = WeakSet()
+        self.in_groups: set[EmbeddedFeed] = set()  # one that its user forgot is to let go of its group at our end
         self._closed = False
 
     async def topic(self, name: str) -> Store:
@@ -136,6 +137,8 @@ class EmbeddedBus:
         store = await self.topic(topic)
         feed = EmbeddedFeed(self, store, topic, start, group)
         self._open.add(feed)
+        if group is not None:
+            self.in_groups.add(feed)
         return feed
 
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:
@@ -422,6 +425,7 @@ class EmbeddedFeed:
         self._bus.bells.unwatch(self._store.bell, self._bell)
         if self._group is not None:
             group = self._group
+            self._bus.in_groups.discard(self)
             await self._bus.last_words(lambda t: meta.let_go(t, self._topic, group, self._holder))
 
 
