@@ -209,11 +209,11 @@ Log = tuple[Said, ...]
 
 
 def read(log: Log, start: int = 0) -> tuple[Ballot, tuple[int, int]]:
-    """What a reader of the log thinks, and the last good beat in it."""
+    """What a reader of the log thinks, and the last good beat of the term in it."""
     ballot, saw = Ballot(from_start=start == 0), (0, 0)
     for said in log[start:]:
-        if hear(ballot, said) and said.beat:
-            saw = said.who, said.beat
+        if hear(ballot, said):
+            saw = (said.who, said.beat) if said.beat else (0, 0)
     return ballot, saw
 
 
