@@ -6,7 +6,7 @@ import dataclasses
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from esp_pubsub.failover.log_election import LogElection
 from esp_pubsub.registry import driver
 from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.testing.faults import Faults
+from tests.support.contests import judge
 
 BEAT = 0.04
 PATIENCE = 4.0  # a loaded machine notices late; an election that never does is still found
@@ -164,36 +165,7 @@ async def carry_out(name: str, group: Any, *arguments: Any, **claims: bool) -> N
         made = group(*arguments, **claims)
         return elections.Contest(member=made.member, patience=PATIENCE, **made.hooks)
 
-    while True:
-        try:
-            async with stood_still() as longest:
-                await elections.CHECKS[name](elections.Context(open_contest=open_contest, quiet=QUIET, limit=30.0))
-        except elections.NotClaimed as why:
-            pytest.skip(str(why))
-        except elections.Failed:
-            if longest() < SILENCE / 2:
-                raise
-            continue  # the machine did not leave us in the quiet that the check is about
-        return
-
-
-@contextlib.asynccontextmanager
-async def stood_still() -> AsyncIterator[Callable[[], float]]:
-    """For how long, at most, this process did not come to its turn."""
-    loop, longest = asyncio.get_running_loop(), 0.0
-
-    async def look() -> None:
-        nonlocal longest
-        while True:
-            before = loop.time()
-            await asyncio.sleep(0.01)
-            longest = max(longest, loop.time() - before - 0.01)
-
-    looking = asyncio.ensure_future(look())
-    try:
-        yield lambda: longest
-    finally:
-        looking.cancel()
+    await judge(name, open_contest, quiet=QUIET, stall=SILENCE / 2, limit=30.0)
 
 
 @every_check

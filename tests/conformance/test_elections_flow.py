@@ -20,6 +20,7 @@ from esp_pubsub.bus import Election
 from esp_pubsub.config import load_options
 from esp_pubsub.registry import driver
 from esp_pubsub.testing import election_conformance as elections
+from tests.support.contests import Links, judge
 from tests.support.proxy import Proxy
 from tests.support.server import HOST
 from tests.support.solace import Solace, open_bus, plain_place
@@ -53,7 +54,7 @@ class Group:
         self.place = place
         self.open_bus = open_bus
         self.name = f"group-{secrets.token_hex(4)}"
-        self.links: dict[str, Proxy] = {}
+        self.links = Links()
 
     @contextlib.asynccontextmanager
     async def member(self, name: str) -> AsyncIterator[Election]:
@@ -64,23 +65,9 @@ class Group:
             async with seated(bus, self.name, name) as election:
                 yield election
 
-    async def silence(self, name: str) -> None:
-        self.links[name].swallow()
-
-    async def lose(self, name: str) -> None:
-        self.links[name].refuse()
-        self.links[name].cut()
-
-    async def heal(self, name: str) -> None:
-        self.links[name].heal()
-
     @property
     def cuts(self) -> dict[str, Any]:
-        return {"die": self.lose, "lose": self.lose, "heal": self.heal}
-
-    @property
-    def hooks(self) -> dict[str, Any]:
-        return {**self.cuts, "freeze": self.silence, "thaw": self.heal}
+        return {"die": self.links.lose, "lose": self.links.lose, "heal": self.links.heal}
 
 
 @pytest.mark.parametrize("name", elections.CHECKS)
@@ -94,12 +81,10 @@ async def test_the_flow_on_the_double(name: str) -> None:
 
         async def open_contest() -> elections.Contest:
             group = Group((HOST, solace.port), open_double)
-            return elections.Contest(member=group.member, patience=PATIENCE, **group.hooks)
+            hooks = {**group.links.hooks, "die": group.links.lose}
+            return elections.Contest(member=group.member, patience=PATIENCE, **hooks)
 
-        try:
-            await elections.CHECKS[name](elections.Context(open_contest=open_contest, quiet=QUIET))
-        except elections.NotClaimed as why:
-            pytest.skip(str(why))
+        await judge(name, open_contest, quiet=QUIET, stall=1.0)
 
 
 @pytest.mark.usefixtures("solace_client", "what_is_left_is_told")
@@ -127,7 +112,4 @@ async def test_the_flow_on_a_broker(name: str) -> None:
 
         return elections.Contest(member=member, patience=PATIENCE)
 
-    try:
-        await elections.CHECKS[name](elections.Context(open_contest=open_contest, quiet=1.0))
-    except elections.NotClaimed as why:
-        pytest.skip(str(why))
+    await judge(name, open_contest, quiet=1.0, stall=1.0)

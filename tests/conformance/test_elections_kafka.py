@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import pytest
 
@@ -20,7 +19,7 @@ from esp_pubsub.failover.log_election import LogElection
 from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.transports.kafka import Options, open_bus
 from tests.chaos.kafka import KafkaWithWays
-from tests.conformance.test_elections import stood_still
+from tests.support.contests import Links, judge
 from tests.support.proxy import Proxy
 from tests.support.server import HOST
 
@@ -44,7 +43,7 @@ class Group:
         self.ways = ways  # those that are free
         self.topic = f"elections:0/M/F/{secrets.token_hex(4)}"
         self.source = secrets.randbits(63)
-        self.links: dict[str, Proxy] = {}
+        self.links = Links()
 
     @contextlib.asynccontextmanager
     async def member(self, name: str) -> AsyncIterator[Election]:
@@ -71,41 +70,12 @@ class Group:
                 await bus.aclose()
         self.ways.append(way)
 
-    async def silence(self, name: str) -> None:
-        self.links[name].swallow()
-
-    async def lose(self, name: str) -> None:
-        self.links[name].refuse()
-        self.links[name].cut()
-
-    async def heal(self, name: str) -> None:
-        self.links[name].heal()
-
-    @property
-    def hooks(self) -> dict[str, Any]:
-        return {
-            "die": self.silence, "lose": self.lose, "heal": self.heal, "freeze": self.silence, "thaw": self.heal
-        }  # fmt: skip
-
 
 @pytest.mark.parametrize("name", elections.CHECKS)
 @pytest.mark.timeout(400)
 async def test_the_log(name: str, broker: KafkaWithWays) -> None:
-    ways = list(broker.ways)
-
     async def open_contest() -> elections.Contest:
-        group = Group(ways)
-        return elections.Contest(member=group.member, patience=PATIENCE, **group.hooks)
+        group = Group(list(broker.ways))
+        return elections.Contest(member=group.member, patience=PATIENCE, **group.links.hooks)
 
-    while True:
-        try:
-            async with stood_still() as longest:
-                await elections.CHECKS[name](elections.Context(open_contest=open_contest, quiet=QUIET, limit=180.0))
-        except elections.NotClaimed as why:
-            pytest.skip(str(why))
-        except elections.Failed:
-            if longest() < STALL:
-                raise
-            ways[:] = broker.ways
-            continue
-        return
+    await judge(name, open_contest, quiet=QUIET, stall=STALL, limit=180.0)

@@ -19,6 +19,7 @@ from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.testing._election_trial import Trial
 from esp_pubsub.transports.rabbitmq import Options, open_bus
 from tests.integration.members import SCHEMA, Reader, inject, inject_until_refused, is_active
+from tests.support.contests import Links, judge
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.server import HOST
@@ -48,7 +49,7 @@ class Group:
         self.port = port
         self.exchange = exchange
         self.name = f"group-{secrets.token_hex(4)}"
-        self.links: dict[str, Proxy] = {}
+        self.links = Links()
 
     @contextlib.asynccontextmanager
     async def member(self, name: str) -> AsyncIterator[Election]:
@@ -66,34 +67,16 @@ class Group:
             finally:
                 await bus.aclose()
 
-    async def silence(self, name: str) -> None:
-        self.links[name].swallow()
-
-    async def lose(self, name: str) -> None:
-        self.links[name].refuse()
-        self.links[name].cut()
-
-    async def heal(self, name: str) -> None:
-        self.links[name].heal()
-
-    @property
-    def hooks(self) -> dict[str, Any]:
-        return {
-            "die": self.lose, "lose": self.lose, "heal": self.heal, "freeze": self.silence, "thaw": self.heal
-        }  # fmt: skip
-
 
 @pytest.mark.parametrize("name", elections.CHECKS)
 @pytest.mark.timeout(120)
 async def test_presence(name: str, broker: RabbitMQ) -> None:
     async def open_contest() -> elections.Contest:
         group = Group(broker.nodes[0].port, "esp-pubsub")  # all groups share the exchange
-        return elections.Contest(member=group.member, patience=PATIENCE, **group.hooks)
+        hooks = {**group.links.hooks, "die": group.links.lose}
+        return elections.Contest(member=group.member, patience=PATIENCE, **hooks)
 
-    try:
-        await elections.CHECKS[name](elections.Context(open_contest=open_contest, quiet=QUIET))
-    except elections.NotClaimed as why:
-        pytest.skip(str(why))
+    await judge(name, open_contest, quiet=QUIET, stall=1.0)
 
 
 @contextlib.asynccontextmanager

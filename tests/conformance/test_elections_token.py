@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
 from esp_pubsub.bus import Election
 from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.transports.rabbitmq import Options, open_bus, token
+from tests.support.contests import Links, judge
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.server import HOST
@@ -27,7 +27,7 @@ class Group:
     def __init__(self, rabbitmq: RabbitMQ) -> None:
         self.port = rabbitmq.nodes[0].port
         self.name = f"group-{secrets.token_hex(4)}"
-        self.links: dict[str, Proxy] = {}
+        self.links = Links()
 
     @contextlib.asynccontextmanager
     async def member(self, name: str) -> AsyncIterator[Election]:
@@ -44,34 +44,15 @@ class Group:
             finally:
                 await bus.aclose()
 
-    async def silence(self, name: str) -> None:
-        self.links[name].swallow()
-
-    async def lose(self, name: str) -> None:
-        self.links[name].refuse()
-        self.links[name].cut()
-
-    async def heal(self, name: str) -> None:
-        self.links[name].heal()
-
-    @property
-    def hooks(self) -> dict[str, Any]:
-        return {
-            "die": self.silence, "lose": self.lose, "heal": self.heal, "freeze": self.silence, "thaw": self.heal
-        }  # fmt: skip
-
 
 @pytest.mark.parametrize("name", elections.CHECKS)
 @pytest.mark.timeout(120)
 async def test_the_token(name: str, rabbitmq: RabbitMQ) -> None:
     async def open_contest() -> elections.Contest:
         group = Group(rabbitmq)
-        return elections.Contest(member=group.member, patience=PATIENCE, **group.hooks)
+        return elections.Contest(member=group.member, patience=PATIENCE, **group.links.hooks)
 
-    try:
-        await elections.CHECKS[name](elections.Context(open_contest=open_contest, quiet=QUIET))
-    except elections.NotClaimed as why:
-        pytest.skip(str(why))
+    await judge(name, open_contest, quiet=QUIET, stall=1.0)
 
 
 @pytest.mark.timeout(120)

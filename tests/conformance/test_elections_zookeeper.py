@@ -11,6 +11,7 @@ import pytest
 from esp_pubsub.bus import Election
 from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.transports.zookeeper import open_election
+from tests.support.contests import Links, judge
 from tests.support.proxy import Proxy
 
 PATIENCE = 8.0  # a session, its rounding by the server, and what a loaded machine adds
@@ -26,7 +27,7 @@ class Group:
         self.host, _, self.port = hosts.partition(":")
         self.hang = hang
         self.name = f"group-{secrets.token_hex(4)}"
-        self.links: dict[str, Proxy] = {}
+        self.links = Links()
 
     @contextlib.asynccontextmanager
     async def member(self, name: str) -> AsyncIterator[Election]:
@@ -38,23 +39,9 @@ class Group:
             yield election
             running.cancel()
 
-    async def silence(self, name: str) -> None:
-        self.links[name].swallow()
-
-    async def lose(self, name: str) -> None:
-        if self.hang:
-            return await self.silence(name)
-        self.links[name].refuse()
-        self.links[name].cut()
-
-    async def heal(self, name: str) -> None:
-        self.links[name].heal()
-
     @property
     def hooks(self) -> dict[str, Any]:
-        return {
-            "die": self.silence, "lose": self.lose, "heal": self.heal, "freeze": self.silence, "thaw": self.heal
-        }  # fmt: skip
+        return {**self.links.hooks, "lose": self.links.silence} if self.hang else self.links.hooks
 
 
 @pytest.mark.parametrize(("name", "hang"), CASES, ids=[f"{name}{'-hang' * hang}" for name, hang in CASES])
@@ -63,7 +50,4 @@ async def test_zookeeper(name: str, hang: bool, zookeeper: Any) -> None:
         group = Group(zookeeper.hosts, hang=hang)
         return elections.Contest(member=group.member, patience=PATIENCE, **group.hooks)
 
-    try:
-        await elections.CHECKS[name](elections.Context(open_contest=open_contest, quiet=QUIET))
-    except elections.NotClaimed as why:
-        pytest.skip(str(why))
+    await judge(name, open_contest, quiet=QUIET, stall=0.5)
