@@ -114,8 +114,11 @@ class Process:
         self.send(signal.SIGKILL)
 
     def terminate(self) -> None:
+        """Ask it to end, once: a second signal would meet Python on its own way out."""
         self.away()
-        self.send(signal.SIGTERM)
+        if not self.asked_to_end:
+            self.asked_to_end = True
+            self.send(signal.SIGTERM)
 
     async def freeze(self, seconds: float) -> None:
         self.frozen = True
