@@ -45,7 +45,7 @@ class Process:
         self.process = process
         self.role = ""
         self.said: list[dict[str, Any]] = []
-        self.ready = self.frozen = self.killed = False
+        self.ready = self.frozen = self.killed = self.asked_to_end = False
         self.finished: list[int] = []
         self.left = ""
         self.spans: list[list[float]] = []
