@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
@@ -54,26 +55,48 @@ async def open_bus(options: EmbeddedOptions) -> EmbeddedBus:
 
 async def _opened(path: Path, map_bytes: int, options: EmbeddedOptions, check: Check) -> Store:
     """Open a store in a thread; if the caller goes away meanwhile, it is closed again."""
-    opening = asyncio.get_running_loop().run_in_executor(
-        None, partial(open_store, path, map_bytes=map_bytes, disk=options.durability == "disk", check=check)
-    )
+    loop = asyncio.get_running_loop()
+    opening = _Opening(partial(open_store, path, map_bytes=map_bytes, disk=options.durability == "disk", check=check))
     try:
-        return await asyncio.shield(opening)
+        return await loop.run_in_executor(None, opening.carry_out)
     except asyncio.CancelledError:
-        opening.add_done_callback(_close_opened)
+        if (store := opening.abandon()) is not None:
+            loop.run_in_executor(None, close_store, store)
         raise
     except (lmdb.Error, OSError) as e:
         raise BusUnavailable(f"{path} cannot be opened: {e}") from e
 
 
+class _Opening:
+    """A store being opened in a thread, which closes it again by itself if nobody waits any more: the loop may be at
+    its end by then.
+    """
+
+    def __init__(self, open_it: Callable[[], Store]) -> None:
+        self._open_it = open_it
+        self._lock = threading.Lock()
+        self._store: Store | None = None
+        self._abandoned = False
+
+    def carry_out(self) -> Store:
+        store = self._open_it()
+        with self._lock:
+            self._store = store
+            if not self._abandoned:
+                return store
+        close_store(store)
+        return store
+
+    def abandon(self) -> Store | None:
+        """Nobody waits any more; returns what is open already, to be closed by whoever calls."""
+        with self._lock:
+            self._abandoned = True
+            return self._store
+
+
 def _close_all(stores: Sequence[Store]) -> None:
     for store in stores:
         close_store(store)
-
-
-def _close_opened(opening: asyncio.Future[Store]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.get_loop().run_in_executor(None, close_store, opening.result())
 
 
 class EmbeddedBus:

@@ -7,6 +7,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import lmdb
 import pytest
 
 import esp_pubsub as esp
-from esp_pubsub.transports.embedded import log, processes, store
+from esp_pubsub.transports.embedded import bus, log, processes, store
 from esp_pubsub.transports.embedded.place import topic_directory
 
 HOLD = """
@@ -222,3 +223,25 @@ async def test_the_same_pid_in_another_namespace_is_refused_with_the_way_out(bus
         other.kill()
     async with esp.init(dir=bus_directory):
         pass
+
+
+def test_an_open_that_nobody_waits_for_at_the_loops_end_is_closed_all_the_same(
+    bus_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, open_store = threading.Event(), threading.Event(), bus.open_store
+
+    def slowly(*args: Any, **more: Any) -> Any:
+        begun.set()
+        go_on.wait(10)
+        return open_store(*args, **more)
+
+    async def cancelled() -> None:
+        opening = asyncio.ensure_future(bus.open_bus(bus.EmbeddedOptions(dir=bus_directory)))
+        await asyncio.to_thread(begun.wait, 10)
+        opening.cancel()
+        await asyncio.wait([opening])
+        go_on.set()
+
+    monkeypatch.setattr(bus, "open_store", slowly)
+    asyncio.run(cancelled())
+    assert not store._open
