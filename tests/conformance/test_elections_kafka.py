@@ -54,8 +54,9 @@ class Group:
             return Beat(SETUP, identity, 0, term, number, 0, 0, None, resigns)
 
         proxy = await asyncio.to_thread(Proxy, HOST, port, listen=listen)  # it reads a file
-        async with proxy as link:
-            self.links[name] = link
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.ways.append, way)  # when the proxy is gone
+            self.links[name] = await stack.enter_async_context(proxy)
             bus = await open_bus(Options(hostport=f"{HOST}:{listen}"))
             control = Control(bus, self.topic, self.source, 0, hear=lambda said: election.hear(said))
             election = LogElection(bus, control, identity, 0, word, trouble=lambda error: None, beat=BEAT)
@@ -68,14 +69,15 @@ class Group:
                         task.cancel()
             finally:
                 await bus.aclose()
-        self.ways.append(way)
 
 
 @pytest.mark.parametrize("name", elections.CHECKS)
 @pytest.mark.timeout(400)
 async def test_the_log(name: str, broker: KafkaWithWays) -> None:
+    ways = list(broker.ways)
+
     async def open_contest() -> elections.Contest:
-        group = Group(list(broker.ways))
+        group = Group(ways)
         return elections.Contest(member=group.member, patience=PATIENCE, **group.links.hooks)
 
     await judge(name, open_contest, quiet=QUIET, stall=STALL, limit=180.0)
