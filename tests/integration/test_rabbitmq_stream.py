@@ -252,6 +252,7 @@ async def test_a_frozen_broker_ends_what_is_open_within_the_timeout(rabbitmq: Ra
         assert (await all_of(streams, name))[-1] == b"after"
 
 
+@pytest.mark.timeout(400)  # a node that has seen many streams takes its time to come up again
 async def test_a_broker_that_was_killed_has_what_it_confirmed_at_the_same_positions(
     rabbitmq: RabbitMQ, name: str
 ) -> None:

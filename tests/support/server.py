@@ -33,7 +33,7 @@ from typing import Any, Self, TypeVar
 T = TypeVar("T")
 
 HOST = "127.0.0.1"
-PATIENCE = 60.0  # seconds that any one wait for a server may take
+PATIENCE = 180.0  # seconds that any one wait for a server may take
 MANNERS = 10.0  # seconds that a server has to end by itself
 # Ends a server, and removes its directory, when the process that started it is gone without having done so.
 _GUARD = 'read _; case "$(readlink "/proc/$1/cwd")" in "$2"*) kill -9 "$1";; esac; sleep 1; rm -rf "$2"'
