@@ -96,7 +96,7 @@ class Accept:
         source = self.sources.get(number)
         if source is None or source.chain is None or source.hold or source.joining or source.diverged:
             return []
-        beyond = 1 << 64 if self.suffix_only else self.window
+        beyond = 0 if self.suffix_only else self.window
         line = continuing(messages, number, source.run, source.last, source.chain, beyond, limits)
         if line:
             source.last, source.chain = line[-1].id, line[-1].chain

@@ -88,8 +88,8 @@ class Frame(NamedTuple):
     run: int
     id: int
     schema: int
-    data: bytes
     position: Any
+    data: bytes
 
     @property
     def body(self) -> bytes:
@@ -159,7 +159,7 @@ def parse(data: bytes, position: Any = None, limits: Limits = LIMITS) -> Frame:
     ):
         reason = _why(data, limits)
         raise BadFrame(reason, reason=reason)
-    return _new(Frame, fields + (data, position))  # noqa: RUF005  # twice as fast as unpacking
+    return _new(Frame, fields + (position, data))  # noqa: RUF005  # twice as fast as unpacking
 
 
 def continuing(
@@ -173,12 +173,14 @@ def continuing(
 ) -> list[Frame]:
     """The messages in front that are blocks id + 1, id + 2, ... of this line, whole and each linked to the one before.
 
-    Ends before the first that is anything else, or further than `beyond` ahead of its own `settled`: that one wants a
-    closer look. Says no more than `parse` would, for all of them in one loop.
+    Ends before the first that is anything else, or further than `beyond` (0: no matter how far) ahead of its own
+    `settled`: that one wants a closer look. Says no more than `parse` would, for all of them in one loop.
     """
     found: list[Frame] = []
+    strict = limits is not LIMITS
     id += 1
-    for position, data in messages:
+    for message in messages:
+        data = message[1]
         try:
             fields = _unpack(data)
         except struct.error:
@@ -192,12 +194,12 @@ def continuing(
             or fields[5] != BLOCK
             or fields[1] != fields[2]
             or fields[0] != MAGIC
-            or id - fields[1] > beyond
+            or (beyond and id - fields[1] > beyond)
             or crc32(data[SEALED_AT:] if size < _LARGE else memoryview(data)[SEALED_AT:], link) != fields[4]
-            or ((fields[8] > 1 or size > _SMALL or limits is not LIMITS) and _over(limits, size - BODY_AT, fields[8]))
+            or ((fields[8] > 1 or size > _SMALL or strict) and _over(limits, size - BODY_AT, fields[8]))
         ):
             break
-        found.append(_new(Frame, fields + (data, position)))  # noqa: RUF005  # twice as fast as unpacking
+        found.append(_new(Frame, fields + message))  # its position and its data
         link = fields[4]
         id += 1
     return found
