@@ -255,9 +255,6 @@ def _exact_rows(schema: Schema) -> Callable[[Sequence[Row]], bool]:
     return exact
 
 
-_length = tuple.__len__  # which refuses what is no tuple, at no cost
-
-
 class RowCodec:
     """Rows of one schema to bodies and back. Stateless but for a packing buffer; calls never suspend."""
 
@@ -393,10 +390,8 @@ class RowCodec:
 
     def _all_wide(self, rows: tuple[Any, ...]) -> bool:
         """Whether each is a tuple of as many values as there are fields."""
-        try:
-            return countOf(map(_length, rows), self._width) == len(rows)
-        except TypeError:
-            return False
+        count = len(rows)
+        return countOf(map(type, rows), tuple) == count and countOf(map(len, rows), self._width) == count
 
     def _unpack_many(self, body: bytes | memoryview, count: int) -> tuple[Any, Any, tuple[Any, ...]]:
         """Row by row: a forged length inside one row cannot claim memory for a million."""
