@@ -59,6 +59,8 @@ class Encoder:
         self._limits = limits
         self._rebuild = rebuild
         self._rows = codec(schema).encode
+        plain: tuple[Any, Any] = _arrow().as_they_are(schema) if self._arrow and not rebuild else (None, None)
+        self._plain_type, self._plain_schema = plain
 
     def encode(self, data: Any, opcode: Any = Opcode.INSERT, flags: Any = 0) -> Encoded:
         """`opcode` and `flags`: one for all events, or a sequence with one for each; events and tables bring their
@@ -68,6 +70,12 @@ class Encoder:
             if opcode is Opcode.INSERT and type(flags) is int and flags == 0 and not self._arrow:  # nearly always
                 return ROWS, 0, len(data), self._rows(data, 1, 0, self._limits)
             return self._from_rows(data, opcode, flags)
+        if (
+            type(data) is self._plain_type
+            and data.schema.equals(self._plain_schema)
+            and (opcode is Opcode.INSERT and type(flags) is int and flags == 0)
+        ):
+            return self._from_batch(data.serialize(), data.num_rows, False)
         if isinstance(data, Block):
             return self._from_block(data)
         if _is_table(type(data)):  # type: ignore[arg-type]  # every type is hashable

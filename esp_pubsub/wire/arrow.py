@@ -82,6 +82,14 @@ def from_frame(data: Any) -> pa.Table | pa.RecordBatch:
     return pa.Table.from_pandas(data, preserve_index=False)
 
 
+def as_they_are(schema: Schema) -> tuple[type | None, pa.Schema]:
+    """The type and the Arrow schema of what is serialized without a closer look; no type, where money must be made
+    canonical or arrays looked into.
+    """
+    looked_at = any(field.type is FieldType.MONEY or "array" in field.type for field in schema.fields)
+    return None if looked_at else pa.RecordBatch, arrow_schema(schema)
+
+
 def encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[Buffer, int, bool]:
     """A table or batch as body, event count and whether it is marked. Columns are found by name and cast where that
     loses nothing. The body is a buffer of pyarrow's, not copied.
@@ -89,20 +97,9 @@ def encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[Buffer, int
     Raises ValueRefused for a column that does not fit, ValueError for all else.
     """
     try:
-        if type(data) is pa.RecordBatch and data.schema.equals(_as_it_is(schema)):
-            return data.serialize(), data.num_rows, False
         return _encode(schema, data)
     except (KeyError, TypeError, ArithmeticError, NotImplementedError) as e:
         raise ValueError(str(e)) from e
-
-
-@lru_cache(maxsize=1_024)
-def _as_it_is(schema: Schema) -> pa.Schema:
-    """The Arrow schema whose batches need no closer look; one that nobody has, where money must be made canonical or
-    arrays looked into.
-    """
-    looked_at = any(field.type is FieldType.MONEY or "array" in field.type for field in schema.fields)
-    return pa.schema([]) if looked_at else arrow_schema(schema)
 
 
 def _encode(schema: Schema, data: pa.Table | pa.RecordBatch) -> tuple[Buffer, int, bool]:
