@@ -2,14 +2,16 @@
 
 A block that begins with the comment `# name.py` is that file; a page's files stand in one folder and share one private
 bus, on which they run together. What is a whole program, because it defines or imports every name that it uses, is run;
-tests are run by pytest. A program that needs a broker stands behind an HTML comment that says which, `<!-- kafka -->`:
-it is compiled and its names are looked up, as in fragments. In the same way `<!-- not run -->` in front of a console
-block lets its commands be; else everything after `$ esp` must parse.
+tests are run by pytest. A fragment that needs no more than a client, a publisher and what they are given is run with
+those. A program that needs a broker stands behind an HTML comment that says which, `<!-- kafka -->`: it is compiled and
+its names are looked up, as in other fragments. In the same way `<!-- not run -->` in front of a console block lets its
+commands be; else everything after `$ esp` must parse, and tests/unit/cli/test_pages.py plays the sessions.
 """
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import builtins
 import dataclasses
 import importlib
@@ -31,7 +33,9 @@ import typer
 
 import esp_pubsub as esp
 from esp_pubsub.cli.app import app
+from esp_pubsub.config import load_options
 from esp_pubsub.registry import driver
+from esp_pubsub.registry import names as buses
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,8 +46,6 @@ SUBJECTS = {"esp": esp, "client": esp.Client, "pub": esp.Publisher, "publisher":
 _BLOCK = re.compile(r"(?P<mark><!--[^>]*-->\n+)?^ *```(?P<kind>\w*).*?\n(?P<text>.*?)^ *```", re.S | re.M)
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin")
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
-
-pytestmark = pytest.mark.timeout(120)
 
 
 class Block(NamedTuple):
@@ -225,6 +227,52 @@ def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
         # An interrupt may meet asyncio.run itself, while it ends.
         told = re.sub(r"coroutine 'BaseEventLoop\.\w+' was never awaited", "", program.output)
         assert "never retrieved" not in told and "never awaited" not in told, program.output
+
+
+# fragments
+
+GIVEN = {"esp", "client", "url", "schema", "pub"}
+FRAGMENTS = [b for b in PYTHON if not b.marked and (names := free_names(parsed(b))) and names <= GIVEN]
+CFGS = [b for b in ALL if not b.kind and re.match(rf"({'|'.join(buses())})\n?{{?\n", b.text)]
+
+
+@pytest.mark.parametrize("block", FRAGMENTS, ids=str)
+async def test_a_fragment_does_what_it_says(
+    block: Block, bus_directory: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url, schema = "dfESP://test:5555/project/query/window", "id*:int64,symbol:string,price:double"
+    monkeypatch.setenv("ESP_PUBSUB_DIR", str(bus_directory / "own"))
+    async with (
+        esp.init("embedded") as client,
+        client.publisher(url + "2", schema, failover=esp.Failover("feed")) as pub,
+    ):
+        given = {"esp": esp, "client": client, "url": url, "schema": schema, "pub": pub}
+        for statement in ast.parse(block.text).body:
+            await done(ast.unparse(statement).replace("/var/lib/feeds/bus", str(bus_directory / "other")), given)
+    await esp.shutdown()  # forgets what set_pubsub_lib has chosen
+
+
+async def done(statement: str, given: dict[str, Any]) -> None:
+    """Run a statement; what it opens is entered and closed, and what would go on for ever goes on for a moment."""
+    is_opening = statement.startswith(("esp.init", "client."))
+    result = eval(compile(statement, "", "eval" if is_opening else "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), given)
+    if statement.startswith("async for"):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(result, 0.2)
+    elif is_opening:
+        async with result:
+            pass
+    elif result is not None:
+        await result
+
+
+@pytest.mark.parametrize("block", CFGS, ids=str)
+def test_every_cfg_file_of_the_pages_is_taken(block: Block, tmp_path: Path) -> None:
+    bus = block.text.split()[0]
+    path = tmp_path / f"{bus}.cfg"
+    path.write_text(block.text)
+    load_options(driver(bus).Options, section=bus, config=path, keywords={})
 
 
 # commands and links

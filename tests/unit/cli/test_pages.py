@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGES = ("files-and-sockets", "operate", "come-from-sas")
+PAGES = ("README", "docs/how-to/files-and-sockets", "docs/how-to/operate", "docs/how-to/come-from-sas")
 END = "@@ end of a command"
 KILLED = re.compile(r"^.*: line \d+: +\d+ Killed .*\n", re.M)  # what a shell says of a job that somebody killed
 LIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -58,10 +58,9 @@ def played(session: list[tuple[str, str]], folder: Path, bus: Path) -> list[str]
         shell.communicate()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", PAGES)
 def test_what_a_page_shows_is_what_happens(name: str, bus_directory: Path, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "how-to" / f"{name}.md").read_text().replace("5556", free_port())
+    page = (ROOT / f"{name}.md").read_text().replace("5556", free_port())
     session = commands(page)
     shown = played(session, tmp_path, bus_directory / "bus")
     assert session and len(shown) == len(session) + 1, shown
