@@ -31,7 +31,6 @@ def play_and_judge(bus: Bus, fault: str, members: int) -> None:
         ("kill-reader", 2),
     ],
 )
-@pytest.mark.timeout(120)
 def test_whatever_the_fault_the_history_of_the_run_holds(fault: str, members: int) -> None:
     play_and_judge(Embedded(None), fault, members)
 

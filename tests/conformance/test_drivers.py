@@ -155,13 +155,11 @@ raise SystemExit(not report.ok)
 """
 
 
-@pytest.mark.timeout(120)
 def test_installed_driver_is_reached_by_its_name(installed: Path) -> None:
     done = run_installed(installed, BY_NAME)
     assert (done.stdout, done.stderr) == ("sample_bus 1 [(1,), (2,)]\n", "")
 
 
-@pytest.mark.timeout(120)
 def test_installed_driver_passes_in_ten_lines(installed: Path) -> None:
     done = run_installed(installed, TEN_LINES)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -26,7 +26,6 @@ QUIET = 0.4  # more than the longest silence
 SILENCE = 4 * BEAT  # the shortest: who stood still for so long was rightly deposed
 SETUP = Setup("elections:0/p/q/w/I", "id*:int64", "rows", "log")
 every_check = pytest.mark.parametrize("name", elections.CHECKS)
-pytestmark = pytest.mark.timeout(120)
 
 
 class LogGroup:

@@ -71,7 +71,6 @@ class Group:
 
 
 @pytest.mark.parametrize("name", elections.CHECKS)
-@pytest.mark.timeout(90)
 async def test_the_flow_on_the_double(name: str) -> None:
     async with Solace() as solace:
 
@@ -90,7 +89,6 @@ async def test_the_flow_on_the_double(name: str) -> None:
 @pytest.mark.usefixtures("solace_client", "what_is_left_is_told")
 @pytest.mark.skipif(REAL is None, reason="SOLACE_CFG names no broker: make test-solace SOLACE_CFG=path")
 @pytest.mark.parametrize("name", elections.CHECKS)
-@pytest.mark.timeout(90)
 async def test_the_flow_on_a_broker(name: str) -> None:
     found = driver("solace")
     options = await asyncio.to_thread(load_options, found.Options, section="solace", config=REAL)

@@ -69,7 +69,6 @@ class Group:
 
 
 @pytest.mark.parametrize("name", elections.CHECKS)
-@pytest.mark.timeout(120)
 async def test_presence(name: str, broker: RabbitMQ) -> None:
     async def open_contest() -> elections.Contest:
         group = Group(broker.nodes[0].port, "esp-pubsub")  # all groups share the exchange
@@ -86,7 +85,6 @@ async def stranger(broker: RabbitMQ) -> AsyncIterator[Any]:
         yield await connection.channel()
 
 
-@pytest.mark.timeout(120)
 async def test_the_exchange_says_what_the_plug_in_was_seen_to_say(broker: RabbitMQ) -> None:
     """What the election rests on, and what Line is tested with."""
     async with stranger(broker) as channel:
@@ -100,7 +98,7 @@ async def test_the_exchange_says_what_the_plug_in_was_seen_to_say(broker: Rabbit
             heard.put_nowait((message.exchange, said["action"], said["queue"], said["key"]))
 
         async def is_said(*expected: tuple[Any, str, str]) -> None:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 found = sorted([await heard.get() for _ in expected])
             assert found == sorted((exchange.name, action, queue.name, key) for queue, action, key in expected)
 
@@ -120,7 +118,6 @@ async def test_the_exchange_says_what_the_plug_in_was_seen_to_say(broker: Rabbit
         await is_said(*2 * [(member, "unbind", "a")])
 
 
-@pytest.mark.timeout(120)
 async def test_when_the_exchange_is_deleted_one_leads_all_the_same(broker: RabbitMQ) -> None:
     """Nobody is told of that. Who was there stands in one line with whoever makes the exchange anew."""
     group = Group(broker.nodes[0].port, f"shared-{secrets.token_hex(4)}")
@@ -166,7 +163,6 @@ def url() -> str:
     return f"dfESP://host:5555/{secrets.token_hex(4)}/q/w"
 
 
-@pytest.mark.timeout(120)
 async def test_when_a_leaders_link_is_cut_the_next_one_goes_on_behind_it(broker: RabbitMQ, url: str) -> None:
     port = broker.nodes[0].port
     proxy = await asyncio.to_thread(Proxy, HOST, port)

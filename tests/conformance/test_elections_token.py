@@ -46,7 +46,6 @@ class Group:
 
 
 @pytest.mark.parametrize("name", elections.CHECKS)
-@pytest.mark.timeout(120)
 async def test_the_token(name: str, rabbitmq: RabbitMQ) -> None:
     async def open_contest() -> elections.Contest:
         group = Group(rabbitmq)
@@ -55,7 +54,6 @@ async def test_the_token(name: str, rabbitmq: RabbitMQ) -> None:
     await judge(name, open_contest, quiet=QUIET, stall=1.0)
 
 
-@pytest.mark.timeout(120)
 async def test_a_leader_that_gives_the_token_back_gets_it_again_before_a_standby(
     rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,7 +85,6 @@ def context(kafka: Kafka) -> conformance.Context:
     )
 
 
-@pytest.mark.timeout(180)
 @every_check
 async def test_kafka(name: str, kafka: Kafka) -> None:
     try:

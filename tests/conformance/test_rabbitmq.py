@@ -79,7 +79,6 @@ def context(rabbitmq: RabbitMQ, settings: dict[str, Any]) -> conformance.Context
     )
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("mode", "name"), CASES)
 async def test_rabbitmq(mode: str, name: str, rabbitmq: RabbitMQ) -> None:
     settings = MODES[mode] | ({"prefetch": 20} if name == "released_messages_do_not_block" else {})
@@ -105,7 +104,6 @@ class StreamGroup(log.FaultyGroup):
         return link
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", [name for name in elections.CHECKS if "twenty" not in name])  # that one is long
 async def test_the_log_on_streams(name: str, rabbitmq: RabbitMQ, monkeypatch: pytest.MonkeyPatch) -> None:
     """As slow as in production: with a broker between the members, silence is longer."""

@@ -60,7 +60,6 @@ def context(solace: Solace, settings: dict[str, Any]) -> conformance.Context:
     )
 
 
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize(("mode", "name"), CASES)
 async def test_the_driver_over_the_double(mode: str, name: str) -> None:
     async with Solace() as solace:
@@ -72,7 +71,6 @@ async def test_the_driver_over_the_double(mode: str, name: str) -> None:
 
 @pytest.mark.usefixtures("solace_client", "what_is_left_is_told")
 @pytest.mark.skipif(REAL is None, reason="SOLACE_CFG names no broker: make test-solace SOLACE_CFG=path")
-@pytest.mark.timeout(90)
 @pytest.mark.parametrize(("mode", "name"), CASES)
 async def test_the_driver_over_a_broker(mode: str, name: str) -> None:
     found = driver("solace")

@@ -30,9 +30,9 @@ class Reader:
         self.subscriber = subscriber
         self.following = begin
 
-    async def to(self, last: int, *, run: int = 0, confirm_every: int = 0, seconds: float = 30.0) -> None:
+    async def to(self, last: int, *, run: int = 0, confirm_every: int = 0) -> None:
         """Read up to a block; every one must be the next."""
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(60):
             while self.following <= last:
                 block = await anext(self.subscriber)
                 assert (block.run, block.id, block.rows()) == (run, self.following, rows(block.id)), block
@@ -89,7 +89,7 @@ async def inject(publisher: esp.Publisher, first: int, last: int, *, pause: floa
     return delivery
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  # what it looks at tells nobody
             await asyncio.sleep(0.005)
@@ -101,9 +101,9 @@ async def never(condition: Callable[[], bool], seconds: float) -> None:
         await until(condition, seconds)
 
 
-async def inject_until_refused(publisher: esp.Publisher, id: int, seconds: float = 30.0) -> None:
+async def inject_until_refused(publisher: esp.Publisher, id: int) -> None:
     """Inject the same rows over and over, until that raises."""
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(60):
         while True:
             await publisher.inject(rows(id))
             await asyncio.sleep(0.01)

@@ -113,7 +113,7 @@ async def stranger(rabbitmq: RabbitMQ) -> AsyncIterator[Any]:
 
 async def confirmed(pipe: Any, count: int) -> int:
     found = 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while found < count:
             found = await pipe.confirmed(found)
     return found
@@ -145,8 +145,8 @@ async def go_on(*members: asyncio.subprocess.Process) -> None:
         await member.stdin.drain()
 
 
-async def has_role(member: asyncio.subprocess.Process, role: str, seconds: float = 30.0) -> None:
+async def has_role(member: asyncio.subprocess.Process, role: str) -> None:
     assert member.stdout is not None
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(60):
         while (line := await member.stdout.readline()) != f"{role}\n".encode():
             assert line, f"it ended before it was {role}"

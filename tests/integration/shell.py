@@ -13,7 +13,7 @@ ESP = [sys.executable, "-m", "esp_pubsub.cli"]
 URL = "dfESP://cli:5555/market/cq/Trades"
 SCHEMA = "id*:int64,symbol:string,price:double"
 LINES = int(os.environ.get("ESP_PUBSUB_LINES", "20000"))
-BOUND = max(40.0, LINES / 5_000)
+BOUND = max(100.0, LINES / 5_000)
 
 
 class Cli:

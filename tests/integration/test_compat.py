@@ -14,8 +14,6 @@ import pytest
 from esp_pubsub.compat import modelingApi, pubsubApi
 from tests.support.kafka import Kafka
 
-pytestmark = pytest.mark.timeout(120)
-
 PUBLISHER = """
 import sys
 from esp_pubsub.compat import modelingApi, pubsubApi

@@ -5,15 +5,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from tests.support.kafka import Kafka
 
 ROOT = Path(__file__).parents[2]
 DEMO = [sys.executable, "-m", "esp_pubsub.cli.demo"]
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def outcome(*arguments: str) -> dict[str, str]:

@@ -95,7 +95,7 @@ async def test_a_member_that_another_one_overtook_hands_over(bus_directory: Path
         await (await inject(a, 1, 100))
         await until(lambda: b.stats.on_bus == 100)  # by a's beat on the control topic
         assert await (await inject(b, 1, 100)) == "acked"
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await b.hand_over()
 
 
@@ -151,7 +151,7 @@ async def test_one_leads_the_others_stand_by_and_roles_and_stats_tell(bus_direct
 async def test_hand_over_under_load_loses_and_doubles_nothing(bus_directory: Path) -> None:
     end = 900
     async with pair(bus_directory) as (a, b), reading(bus_directory) as reader, asyncio.TaskGroup() as tasks:
-        tasks.create_task(reader.to(end, seconds=50))
+        tasks.create_task(reader.to(end))
         for publisher in (a, b):
             tasks.create_task(inject(publisher, 1, end, pause=0.003))
         await until(lambda: a.stats.acked >= 200)
@@ -166,7 +166,7 @@ async def test_leadership_goes_to_and_fro_at_once(bus_directory: Path) -> None:
             begun = loop.time()
             await before.hand_over()
             await is_active(after)
-            assert loop.time() - begun < 0.4, "less than a silence"
+            assert loop.time() - begun < 0.6, "less than a silence"
             await never(lambda: after.stats.role != "active", 0.2)  # noqa: B023
 
 

@@ -28,8 +28,6 @@ URL = "dfESP://test:5555/project/query/window"
 ONE_RUN = "1 [(1, 'IBM', 101.5), (2, 'SAS', 99.0)]"
 TOPIC = "trades:5555/market/cq/TradesSource/I"
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.fixture(scope="module", params=["README.md", "docs/explanation/design.md"])
 def files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -118,7 +116,7 @@ def wait_for_topic(directory: str) -> None:
     """Until the subscriber is in place."""
 
     async def look() -> None:
-        async with esp.init(dir=directory) as client, asyncio.timeout(15):
+        async with esp.init(dir=directory) as client, asyncio.timeout(60):
             while TOPIC not in await client.catalog().topics():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
@@ -161,7 +159,7 @@ def test_a_subscriber_that_was_killed_goes_on_behind_what_it_confirmed(
     with reader(files, environment) as again:  # at once: the group's holder is dead, its lease is not waited for
         began = time.monotonic()
         assert again.line() == ONE_RUN
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 9  # the lease is ten seconds
         assert len(again.lines(0.1)) <= 1  # the last one may not have been confirmed when it was killed
 
 
@@ -184,7 +182,7 @@ async def _there_and_back(directory: Path, number: int) -> Any:
         client.publisher(URL, "id*:int64") as pub,
     ):
         await (await pub.inject([(number,)]))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return (await anext(sub)).rows()
 
 
@@ -204,7 +202,7 @@ def test_a_loop_that_ended_without_a_close_does_not_spoil_the_next(bus_directory
             kept.append((client, pub, await client.subscriber(URL, side="in")))
         async def careful():
             async with esp.init(dir=sys.argv[1]) as client:
-                async with client.subscriber(URL, side="in", start="earliest") as sub, asyncio.timeout(5):
+                async with client.subscriber(URL, side="in", start="earliest") as sub, asyncio.timeout(60):
                     print([(await anext(sub)).rows()[0][0] for _ in range(2)])
         asyncio.run(careless(1))
         asyncio.run(careless(2))
@@ -229,7 +227,7 @@ def test_two_loops_in_two_threads_share_a_directory(bus_directory: Path) -> None
             async with (
                 esp.init(dir=bus_directory) as client,
                 client.subscriber(URL, "id*:int64", side="in", start="earliest") as sub,
-                asyncio.timeout(10),
+                asyncio.timeout(60),
             ):
                 found.extend([(await anext(sub)).rows()[0][0] for _ in range(100)])
 
@@ -355,7 +353,7 @@ def test_uvicorn_with_two_workers(bus_directory: Path, tmp_path: Path) -> None:
         async with (
             esp.init(dir=bus_directory) as client,
             client.subscriber(URL, side="in", start="earliest") as sub,
-            asyncio.timeout(10),
+            asyncio.timeout(60),
         ):
             return [(await anext(sub)).rows()[0][0] for _ in range(asked)]
 

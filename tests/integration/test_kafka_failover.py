@@ -26,7 +26,7 @@ NEIGHBOURS = int(
     os.environ.get("ESP_KAFKA_NEIGHBOURS", "100_000")
 )  # blocks of the other group; a million takes a minute
 NOBODY = "zookeeper://127.0.0.1:1/esp?session=1200ms"
-TAKEOVER = 5.0  # what a loaded machine may take; it is about half a second
+TAKEOVER = 20.0  # what a loaded machine may take; it is about half a second
 MEMBER = """
 import asyncio, sys
 import esp_pubsub as esp
@@ -50,7 +50,7 @@ async def main(hostport, url, election, blocks, pause):
 asyncio.run(main(*sys.argv[1:]))
 """
 
-pytestmark = pytest.mark.timeout(90 + NEIGHBOURS / 5_000)
+pytestmark = pytest.mark.timeout(300 + NEIGHBOURS / 5_000)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ class Process:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
-    async def says(self, word: str, seconds: float = 20.0) -> None:
+    async def says(self, word: str, seconds: float = 60.0) -> None:
         assert self.process.stdout is not None
         async with asyncio.timeout(seconds):
             while (line := (await self.process.stdout.readline()).decode().strip()) != word:
@@ -122,11 +122,11 @@ async def test_an_active_process_is_killed_and_the_subscriber_sees_the_whole_seq
     async with reading(kafka, url) as reader, process(*job, 0.003) as first:
         await first.says("active")
         async with process(*job, 0) as second:
-            await second.says("candidate", 30)  # it is there, and has caught up
+            await second.says("candidate")  # it is there, and has caught up
             await reader.to(300)
             first.process.kill()
             await second.says("active", TAKEOVER)
-            await reader.to(6_000, seconds=60)
+            await reader.to(6_000)
         await reader.nothing_more()
 
 
@@ -180,7 +180,7 @@ async def test_the_blocks_of_another_group_in_between_do_not_hinder_a_takeover(k
     async with (
         esp.init("kafka", hostport=kafka.bootstrap, on_notice=notices.append) as client,
         client.subscriber(url, side="in", start="earliest") as subscriber,
-        asyncio.timeout(10 + NEIGHBOURS / 10_000),
+        asyncio.timeout(60 + NEIGHBOURS / 10_000),
     ):
         while following != {ours: 1_101, theirs: NEIGHBOURS + 1}:
             block = await anext(subscriber)

@@ -22,14 +22,12 @@ from tests.support.kafka import PLAIN_USER, SCRAM_USER, Kafka
 from tests.support.server import on_a_loop
 
 TIMEOUT = 1.0
-SLACK = 2.5  # what a loaded machine adds
+SLACK = 10.0  # what a loaded machine adds
 PATIENT = 30.0  # where it must succeed
 ACL = """
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
 super.users=User:ANONYMOUS;User:bob
 """  # alice may come in, and do nothing
-
-pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +287,7 @@ async def grant(secure: Kafka, topic: str, lacking: str) -> None:
                     given = (*places[place], f"User:{PLAIN_USER[0]}", "*", number, 3)
                     made = await admin._send_to_controller(CreateAclsRequest(*given))
                     assert made.creation_responses[0][0] == 0
-                    async with asyncio.timeout(10):
+                    async with asyncio.timeout(60):
                         while not (await admin._send_request(DescribeAclsRequest(*given))).resources:  # noqa: ASYNC110  # nobody tells
                             await asyncio.sleep(0.02)
     finally:
@@ -299,7 +297,7 @@ async def grant(secure: Kafka, topic: str, lacking: str) -> None:
 async def use_all(secure: Kafka, url: str, topic: str) -> None:
     """All that a user may do on one topic."""
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(60),
         esp.init(
             "kafka", hostport=secure.settings["sasl_plaintext"], globalconfig=sasl(PLAIN_USER, "PLAIN"),
             valuestopic=f"values-{topic}", on_notice=lambda notice: None,

@@ -24,10 +24,8 @@ from tests.integration.members import SCHEMA, Reader, inject, rows, until
 from tests.support.kafka import Kafka
 
 TIMEOUT = 1.0  # what the clients here give the broker
-SLACK = 2.5  # what a loaded machine adds
+SLACK = 10.0  # what a loaded machine adds
 STOP = 3 * TIMEOUT + 1  # what stopping a client may take
-
-pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +110,7 @@ async def test_every_wait_on_a_frozen_broker_ends_in_time_and_once_it_thaws_the_
         await until(lambda: bool(ours.told(Failure)))
         broker.thaw()
         await inject(publisher, 1_501, 2_000)
-        await reader.to(2_000, confirm_every=100, seconds=20)
+        await reader.to(2_000, confirm_every=100)
         await publisher.flush(10)
         assert ours.told(Reconnected)
         assert theirs.told(Reconnected)
@@ -132,7 +130,7 @@ async def test_who_waits_for_a_block_of_a_frozen_broker_is_told_and_gets_it_once
         reader = Reader(await theirs.client.subscriber(url, side="in", start="earliest"))
         await (await inject(publisher, 1, 1))
         await reader.to(1)
-        waiting = asyncio.create_task(reader.to(2, seconds=30))
+        waiting = asyncio.create_task(reader.to(2))
         await asyncio.sleep(0)
         broker.freeze()
         await until(lambda: bool(theirs.told(Failure)), STOP + SLACK)
@@ -190,8 +188,8 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_a_notice_and_no_bloc
             await inject(publisher, 601, 900)
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(asyncio.to_thread(broker.restart))
-                tasks.create_task(alone.to(1_200, seconds=30))
-                tasks.create_task(grouped.to(1_200, seconds=30))
+                tasks.create_task(alone.to(1_200))
+                tasks.create_task(grouped.to(1_200))
                 delivery = await inject(publisher, 901, 1_200)
             assert await delivery == "acked"
         assert ours.told(Failure)
@@ -207,7 +205,7 @@ async def test_a_broker_that_ends_in_good_order_and_comes_back_costs_no_block(br
         async with ours.client.publisher(url, SCHEMA) as publisher:
             reader = Reader(await theirs.client.subscriber(url, side="in", group="g"))
             restarting = asyncio.create_task(asyncio.to_thread(broker.restart))
-            reading = asyncio.create_task(reader.to(2_000, confirm_every=50, seconds=30))
+            reading = asyncio.create_task(reader.to(2_000, confirm_every=50))
             for first in range(1, 2_000, 100):
                 await inject(publisher, first, first + 99)
                 with contextlib.suppress(DeliveryUnknown):
@@ -236,7 +234,7 @@ async def test_links_that_are_reset_swallowed_and_cut_in_the_middle_of_a_batch_c
             await until(healed)
             proxy.heal()
             await delivery
-            await reader.to(first + 499, seconds=20)
+            await reader.to(first + 499)
 
         await harm(proxy.cut, lambda: True)
         await harm(lambda: proxy.cut_after(10_000, "up"), lambda: True)
@@ -280,7 +278,7 @@ async def open_bus(hostport: str, timeout: float) -> Bus:
 
 async def working_pipe(bus: Bus, name: str) -> Pipe:
     """One that works, as soon as the broker, just thawed, answers within the time of this bus."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(BusUnavailable):
                 pipe = await bus.pipe(name)
@@ -345,7 +343,7 @@ async def log_of(broker: Kafka, name: str) -> list[bytes]:
     feed = await bus.feed(name, "earliest", None)
     try:
         end, found = (await feed.bounds()).end, []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not found or found[-1].position < end - 1:
                 found += [each for each in await feed.read(1_000, 1 << 20) if isinstance(each, Message)]
     finally:
@@ -374,7 +372,7 @@ async def test_what_is_written_behind_a_batch_that_nobody_confirmed_stands_behin
                 await pipe.write(sent[70:])
             proxy.heal()
             await pipe.aclose()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     with contextlib.suppress(BusUnavailable):
                         again = await bus.pipe(name)

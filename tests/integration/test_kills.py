@@ -16,7 +16,6 @@ from tests.chaos.kills import crowd, hand_over, kill_publishers, kill_readers, s
 @pytest.mark.parametrize(
     ("trial", "amount"), [(kill_publishers, 6), (kill_readers, 6), (hand_over, 4), (stop, 3), (crowd, 5)]
 )
-@pytest.mark.timeout(60)
 def test_processes_are_harmed_and_nothing_is_lost(
     trial: Callable[[Any, int], Awaitable[dict[str, Any]]], amount: int
 ) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(120)  # builds twice and installs
 
 OPTIONAL = ["aio_pika", "aiokafka", "aiormq", "kazoo", "numpy", "opentelemetry", "pandas", "pyarrow", "pyspark", "rich",
             "rstream", "solace", "typer"]  # fmt: skip

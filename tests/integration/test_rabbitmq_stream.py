@@ -74,7 +74,7 @@ async def put(streams: Streams, name: str, sent: Sequence[bytes]) -> None:
 
 async def read(feed: Feed, count: int) -> list[Message]:
     found: list[Message] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while len(found) < count:
             items = await feed.read(10_000, 1 << 20)
             assert not any(isinstance(item, Break) for item in items), items
@@ -325,7 +325,7 @@ async def by_rstream(rabbitmq: RabbitMQ, name: str, count: int) -> list[bytes]:
             name, lambda message, _: found.put_nowait(bytes(message.body)), decoder=amqp_decoder,
             offset_specification=ConsumerOffsetSpecification(OffsetType.FIRST),
         )  # fmt: skip
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             return [await found.get() for _ in range(count)]
     finally:
         await consumer.close()
@@ -333,7 +333,7 @@ async def by_rstream(rabbitmq: RabbitMQ, name: str, count: int) -> list[bytes]:
 
 async def by_amqp(rabbitmq: RabbitMQ, name: str, count: int) -> list[bytes]:
     found = []
-    async with await aio_pika.connect(rabbitmq.url) as connection, asyncio.timeout(30):
+    async with await aio_pika.connect(rabbitmq.url) as connection, asyncio.timeout(60):
         channel = await connection.channel()
         await channel.set_qos(prefetch_count=10)
         queue = await channel.get_queue(name, ensure=False)
@@ -422,7 +422,7 @@ async def test_a_reader_that_retention_overtook_goes_on_behind_a_break(rabbitmq:
             await pipe.write([b"%d" % n + b"." * 200])
             await pipe.confirmed(n)
         items: list[Message | Break] = []
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not items or not isinstance(items[-1], Message) or not items[-1].data.startswith(b"299."):
                 items += await feed.read(10, 1 << 20)
         at = next(at for at, item in enumerate(items) if isinstance(item, Break))

@@ -16,8 +16,6 @@ from tests.support.install import debian, run
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.server import HOST, free_ports
 
-pytestmark = pytest.mark.timeout(120)
-
 
 @pytest.fixture
 def url() -> str:

@@ -30,7 +30,7 @@ async def test_a_publisher_goes_on_where_another_one_ended_and_doubles_are_not_s
                 if block.id == last:
                     return
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             assert await publish(bus_directory, esp.Resume("count"), 1, 2, 3) == ["acked"] * 3
             await read(3)
             behind_two = esp.Resume("count", 2, got[1].frame.chain)

@@ -33,7 +33,7 @@ from esp_pubsub.transports.solace.link import NotFirst, NotSubscribed, UnknownQu
 from tests.support.server import HOST, free_ports
 
 pytest_plugins = ["tests.support.solace_client"]
-pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("solace_client")]
+pytestmark = pytest.mark.usefixtures("solace_client")
 
 TIMEOUT = 0.5
 LONG = 30.0  # nobody waits for so long: what is tested comes first, however loaded the machine

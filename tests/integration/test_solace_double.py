@@ -26,8 +26,6 @@ from tests.support.server import HOST
 from tests.support.solace import Solace
 from tests.support.solace import open_bus as open_double
 
-pytestmark = pytest.mark.timeout(60)
-
 LONG = 30.0  # nobody waits for so long: what is tested comes first, however loaded the machine
 SCHEMA = "id*:int64,text:string"
 

@@ -21,14 +21,10 @@ if TYPE_CHECKING:  # importing the vendors' clients takes time that most runs do
     B = TypeVar("B", bound=Broker)
 
 SHARED = ("kafka", "zookeeper", "rabbitmq")
-TIMEOUT = 120.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: "unit" in item.path.parts)  # what takes long goes first, so that processes end together
-    for item in items:
-        if not set(SHARED).isdisjoint(getattr(item, "fixturenames", ())) and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(TIMEOUT))
 
 
 def _shared(broker: B, session: pytest.Session) -> Iterator[B]:

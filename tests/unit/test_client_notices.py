@@ -19,7 +19,7 @@ async def lose(client: esp.Client, **how: Any) -> None:
     await pipe.aclose()
     async with client.publisher(URL, "id*:int64") as pub:
         await pub.inject([(1,)])
-    async with client.subscriber(URL, side="in", start="earliest", **how) as sub, asyncio.timeout(5):
+    async with client.subscriber(URL, side="in", start="earliest", **how) as sub, asyncio.timeout(60):
         assert (await anext(sub)).rows() == [(1,)]
 
 

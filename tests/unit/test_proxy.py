@@ -43,12 +43,12 @@ class Client:
         self.loop = asyncio.get_running_loop()
 
     async def send(self, data):
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             await self.loop.sock_sendall(self.sock, data)
 
     async def receive(self, count):
         got = b""
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             while len(got) < count and (data := await self.loop.sock_recv(self.sock, count - len(got))):
                 got += data
         return got
@@ -95,7 +95,7 @@ async def connected(proxy):
 
 
 async def until(condition):
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
 
@@ -194,12 +194,12 @@ async def test_a_delay_is_a_delay_and_not_a_throttle(proxy, broker, way):
     async with connected(proxy) as client:
         proxy.delay(0.3, way)
         begun = time.monotonic()
-        for number in range(5):
-            await client.send(b"%d" % number)
+        for number in range(20):
+            await client.send(b"%d" % (number % 10))
             await asyncio.sleep(0.01)
         assert (broker.got == b"") == (way == "up")
-        assert await client.receive(5) == b"01234"
-        assert 0.3 <= time.monotonic() - begun < 0.3 * 5
+        assert await client.receive(20) == b"0123456789" * 2
+        assert 0.3 <= time.monotonic() - begun < 0.3 * 20
 
 
 async def test_what_is_delayed_passes_when_healed(proxy, broker):
@@ -225,7 +225,7 @@ async def test_a_throttle_lets_so_many_bytes_pass(proxy):
         proxy.throttle(100_000, "down")
         begun = time.monotonic()
         assert len(await client.ask(b"x" * 20_000)) == 20_000
-        assert 0.15 < time.monotonic() - begun < 2
+        assert 0.15 < time.monotonic() - begun < 10
         proxy.throttle(1, "down")
         await client.send(b"x" * 20_000)
         await asyncio.sleep(QUIET)

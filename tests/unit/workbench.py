@@ -70,7 +70,7 @@ class Bench:
 
     async def blocks(self, count: int) -> list[esp.Block]:
         """The first blocks as a subscriber has them."""
-        async with asyncio.timeout(5), self.client.subscriber(URL, side="in", start="earliest") as sub:
+        async with asyncio.timeout(60), self.client.subscriber(URL, side="in", start="earliest") as sub:
             return [await anext(sub) for _ in range(count)]
 
     def of(self, kind: type) -> list[Any]:
@@ -90,7 +90,7 @@ def block(
 
 async def numbers(sub: esp.Subscriber, count: int) -> list[int]:
     """The first value of the next blocks."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return [(await anext(sub)).rows()[0][0] for _ in range(count)]
 
 
@@ -104,7 +104,7 @@ async def nothing_more(sub: esp.Subscriber) -> bool:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait until something holds that nobody tells; five seconds and no more."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -118,7 +118,7 @@ async def ticks(count: int = 10) -> None:
 async def outcome(awaited: Awaitable[Any]) -> Any:
     """What came back, or the error; five seconds and no more."""
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             return await awaited
     except Exception as error:  # noqa: BLE001
         return error

@@ -71,7 +71,7 @@ async def test_enough_events_are_published_although_they_do_not_fill_a_block(bus
     source = f"/dev/fd/{read}"
     try:
         os.write(write, b"1,a\n2,b\n3,c\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await publish(options(source, blocksize=64, maxevents=2), {"dir": str(bus_directory)})
     finally:
         os.close(read)
@@ -97,7 +97,7 @@ async def test_the_next_peer_is_served_however_one_leaves(
         "json": [b'[[{"id":1,"symbol":"a"},{"i', b'[[{"id":2,"symbol":"b"}]]', b'[[{"id', b'[[{"id":3,"symbol":"c"}]]'],
     }[fstype]
     keys = {"dir": str(bus_directory)}
-    async with asyncio.timeout(15), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
         running = tasks.create_task(publish(options(":0", fstype=fstype, growinginputfile=True, maxevents=3), keys))
         port = await ports.get()
         for number, text in enumerate(given):

@@ -448,5 +448,5 @@ assert p.PublisherInject(publisher, m.EventBlockNew1(vector, m.ebt_NORMAL)) == 1
 
 async def test_a_script_that_merely_ends_loses_nothing_of_what_it_injected(compat_bus: Path) -> None:
     await asyncio.to_thread(subprocess.run, [sys.executable, "-c", ENDS_AT_ONCE], check=True, timeout=15)
-    async with esp.init() as client, client.subscriber(READ, start="earliest") as subscriber, asyncio.timeout(5):
+    async with esp.init() as client, client.subscriber(READ, start="earliest") as subscriber, asyncio.timeout(60):
         assert len((await anext(subscriber)).rows()[0][1]) == LARGE

@@ -24,7 +24,6 @@ with connected(read_options({"url": "dfESP://h:1/p/q/w", "bus.dir": sys.argv[1]}
 """
 
 
-@pytest.mark.timeout(90)
 def test_a_program_that_ends_with_a_connection_ends_quietly(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _PROGRAM, str(tmp_path / "bus")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

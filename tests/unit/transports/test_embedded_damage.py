@@ -39,7 +39,7 @@ async def _pipe(directory: Path) -> None:
 
 async def _read(directory: Path, count: int) -> list[int]:
     async with esp.init(dir=directory) as client, client.subscriber(URL, side="in", start="earliest") as subscriber:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return [(await anext(subscriber)).rows()[0][0] for _ in range(count)]
 
 
@@ -252,7 +252,7 @@ async def test_a_group_is_told_when_what_it_had_confirmed_is_lost(bus_directory:
             client.subscriber(URL, side="in", group="g", start="latest") as subscriber,
         ):
             await publisher.inject([(150, "")])
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await subscriber.confirm(await anext(subscriber))
 
     before: list[Any] = []

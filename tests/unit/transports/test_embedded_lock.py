@@ -158,7 +158,7 @@ async def test_an_open_that_waits_holds_up_no_other_topic(bus_directory: Path, m
         with held(bus_directory / "meta") as process:
             waiting = asyncio.create_task(client.bus.pipe("new"))
             await entering.wait()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await client.bus.pipe("open")
                 await (await client.bus.feed("open", "latest", None)).aclose()
             assert not waiting.done()

@@ -33,7 +33,7 @@ async def _publish(directory: Path, numbers: range) -> None:
 
 async def _read(directory: Path, count: int) -> list[int]:
     async with esp.init(dir=directory) as client, client.subscriber(URL, side="in", start="earliest") as subscriber:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return [(await anext(subscriber)).rows()[0][0] for _ in range(count)]
 
 

@@ -203,7 +203,7 @@ async def test_a_server_of_requests_ends_when_its_queue_is_deleted() -> None:
             writer, channel, commands.Basic.Cancel(asked.consumer_tag, True)
         )
         with pytest.raises(BusUnavailable, match="deleted"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await bus.serve("host:5555/M", answer)
 
 
@@ -215,7 +215,7 @@ async def test_a_turn_that_is_over_as_soon_as_it_begins_is_noticed() -> None:
         feed = StreamGroupFeed(bus, None, TOPIC, 0, "g")  # type: ignore[arg-type]  # it comes to no stream
         channel = await feed._wait_for_turn()
         with pytest.raises(BusUnavailable, match="deleted"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 while True:
                     feed._check()
                     await asyncio.sleep(0)
@@ -254,7 +254,7 @@ async def test_a_channel_is_closed_once_however_long_the_answer_takes() -> None:
         assert double.asked.count("Channel.Close") == before + 1
         ((writer, channel),) = closing
         tell(writer, channel, commands.Channel.CloseOk())
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asyncio.wait([writing._channel.closing])
         assert list(other._channel.connection.channels) == [other._channel.number]
         del double.on["Channel.Close"]
@@ -264,7 +264,7 @@ async def test_a_channel_is_closed_once_however_long_the_answer_takes() -> None:
 
 
 async def is_blocked(writing: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await writing._channel.is_blocked():  # noqa: ASYNC110  # it tells nobody
             await asyncio.sleep(0)
 
@@ -293,7 +293,7 @@ async def test_a_value_that_the_broker_does_not_take_is_trouble_within_the_timeo
         double.then["Basic.Publish"] = double.blocks
         double.then["Queue.Declare"] = lambda *_: setattr(bus.link, "timeout", SHORT)
         with pytest.raises(BusUnavailable, match="no answer"):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 await bus.retain(TOPIC, "key", b"value")
 
 
@@ -311,7 +311,7 @@ async def test_the_time_in_which_the_broker_takes_nothing_does_not_count(monkeyp
             await asyncio.sleep(0)
 
     monkeypatch.setattr(pipe.RabbitPipe, "_now", clock)
-    async with opened() as (double, bus), asyncio.timeout(10):
+    async with opened() as (double, bus), asyncio.timeout(60):
         writing = await bus.pipe(TOPIC)
         double.then["Basic.Publish"] = double.blocks
         await writing.write([b"a"])
@@ -364,7 +364,7 @@ async def test_confirming_waits_as_long_as_the_broker_is_short_of_memory() -> No
 async def test_closing_a_feed_ends_a_confirm_that_waits_for_the_broker() -> None:
     async with opened(buspersistence=True) as (double, bus):
         feed, confirming = await held_back(double, bus)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await feed.aclose()
             with pytest.raises(BusUnavailable, match="closed"):
                 await confirming
