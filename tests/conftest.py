@@ -1,14 +1,18 @@
-"""Guards: a test fails if it leaves tasks, threads or unseen errors behind, or if the SDK blocks its loop."""
+"""Guards: a test fails if it leaves tasks, threads or unseen errors behind, if the SDK blocks its loop, or if a loop is
+called from another thread than its own.
+"""
 
 import asyncio
+import functools
 import logging
 import shutil
 import signal
 import tempfile
 import threading
 from asyncio import runners
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
@@ -35,6 +39,20 @@ def _note_and_cancel(loop: asyncio.AbstractEventLoop) -> None:
 
 # A runner cancels what is still pending without a word, whether pytest-asyncio or the test itself started it.
 runners._cancel_all_tasks = _note_and_cancel
+
+
+def _in_its_thread(what: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(what)
+    def checked(loop: Any, *args: Any, **keywords: Any) -> Any:
+        loop._check_thread()
+        return what(loop, *args, **keywords)
+
+    return checked
+
+
+# What asyncio's debug mode finds and nothing else does, at a third of the time that a test takes in that.
+for _name in ("call_soon", "call_at"):
+    setattr(asyncio.BaseEventLoop, _name, _in_its_thread(getattr(asyncio.BaseEventLoop, _name)))
 
 
 class _Unseen(logging.Handler):
