@@ -74,7 +74,7 @@ def context(kafka: Kafka) -> conformance.Context:
             await admin.close()
 
     return conformance.Context(
-        open_bus=lambda: open_kafka(kafka, timeout=2.0),
+        open_bus=lambda: open_kafka(kafka, timeout=5.0),
         open_hasty_bus=lambda: open_kafka(kafka, lease=3.0, session=3.0),
         fail_in_the_middle=fail_in_the_middle,
         cut=cut,

@@ -177,13 +177,13 @@ def test_a_killed_zookeeper_is_back_with_its_nodes(zookeeper):
     client.close()
 
 
-async def test_a_killed_rabbitmq_is_back_with_what_it_confirmed(rabbitmq):
-    async with channel(rabbitmq.url) as before:
+async def test_a_killed_rabbitmq_is_back_with_what_it_confirmed(own_rabbitmq):
+    async with channel(own_rabbitmq.url) as before:
         await before.declare_queue("killed", durable=True)
         await before.default_exchange.publish(aio_pika.Message(b"kept", delivery_mode=PERSISTENT), "killed")
-        rabbitmq.kill()
-    await asyncio.to_thread(rabbitmq.restart)
-    async with channel(rabbitmq.url) as after:
+        own_rabbitmq.kill()
+    await asyncio.to_thread(own_rabbitmq.restart)
+    async with channel(own_rabbitmq.url) as after:
         queue = await after.get_queue("killed")
         message = await queue.get(timeout=5)
         assert message.body == b"kept"

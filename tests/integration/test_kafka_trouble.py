@@ -23,7 +23,7 @@ from esp_pubsub.registry import driver
 from tests.integration.members import SCHEMA, Reader, inject, rows, until
 from tests.support.kafka import Kafka
 
-TIMEOUT = 1.0  # what the clients here give the broker
+TIMEOUT = 2.5  # what the clients here give the broker
 SLACK = 10.0  # what a loaded machine adds
 STOP = 3 * TIMEOUT + 1  # what stopping a client may take
 

@@ -43,25 +43,25 @@ def url() -> str:
 
 @MODES
 async def test_a_killed_broker_comes_back_and_readers_and_publishers_go_on(
-    rabbitmq: RabbitMQ, url: str, mode: dict[str, Any]
+    own_rabbitmq: RabbitMQ, url: str, mode: dict[str, Any]
 ) -> None:
     """A group misses nothing. A direct reader is told that it was away, and misses at most what came meanwhile."""
     notices: list[Notice] = []
     group = "g" if mode else None
     async with (
-        reading(rabbitmq, url, notices, group, **mode) as reader,
-        publishing(rabbitmq, url, **mode) as publisher,
+        reading(own_rabbitmq, url, notices, group, **mode) as reader,
+        publishing(own_rabbitmq, url, **mode) as publisher,
     ):
         await inject(publisher, 1, 50)
         await reader.to(50, confirm_every=7 if group else 0)
-        await until(lambda: _knows_its_streams(rabbitmq))
+        await until(lambda: _knows_its_streams(own_rabbitmq))
         seen: list[int] = []
         async with asyncio.TaskGroup() as tasks:
             if not group:  # it reads on while nobody is there
                 collecting = tasks.create_task(_collect(reader, seen))
-            rabbitmq.kill()
+            own_rabbitmq.kill()
             delivery = await inject(publisher, 51, 90)
-            await asyncio.to_thread(rabbitmq.mend)
+            await asyncio.to_thread(own_rabbitmq.mend)
             async with asyncio.timeout(60):
                 await delivery
             if group:

@@ -36,8 +36,8 @@ def on_kafka(spark: Any, kafka: Kafka, tmp_path: Path) -> Iterator[Window]:
 
 
 @pytest.fixture
-def on_rabbitmq(spark: Any, rabbitmq: RabbitMQ, tmp_path: Path) -> Iterator[Window]:
-    node = rabbitmq.nodes[0]
+def on_rabbitmq(spark: Any, own_rabbitmq: RabbitMQ, tmp_path: Path) -> Iterator[Window]:
+    node = own_rabbitmq.nodes[0]
     ports = {"port": str(node.port), "streamport": str(node.stream_port)}
     window = window_of(spark, tmp_path, "rabbitmq", host=HOST, mode="stream", **ports)
     yield window
@@ -57,13 +57,15 @@ def test_a_broker_is_read_by_streams_and_by_tables(bus: str, request: pytest.Fix
     assert window.read().count() == 4
 
 
-def test_a_query_goes_on_when_its_rabbitmq_was_killed_and_came_back(on_rabbitmq: Window, rabbitmq: RabbitMQ) -> None:
+def test_a_query_goes_on_when_its_rabbitmq_was_killed_and_came_back(
+    on_rabbitmq: Window, own_rabbitmq: RabbitMQ
+) -> None:
     window = on_rabbitmq
     window.publish(1, 2)
     query = window.start(window.stream())
     window.until(lambda: window.ids == [100, 200], query)
-    rabbitmq.kill()
-    rabbitmq.restart()
+    own_rabbitmq.kill()
+    own_rabbitmq.restart()
     window.publish(3)
     window.until(lambda: window.ids == [100, 200, 300], query)
 
@@ -77,7 +79,7 @@ def test_a_topic_that_was_deleted_and_made_anew_is_refused(bus: str, request: py
     if bus == "on_kafka":
         administer(window, lambda admin: deleted(admin, kafka_topic(window.topic)))
     else:
-        request.getfixturevalue("rabbitmq").ctl("delete_queue", window.topic)
+        request.getfixturevalue("own_rabbitmq").ctl("delete_queue", window.topic)
     window.publish(3, 4, 5)
     assert "was purged, or deleted and made anew" in refusal(window)
     assert window.ids == [100, 200]
@@ -144,12 +146,12 @@ def test_an_executor_without_the_extra_says_which(
 
 @pytest.mark.parametrize("where", ["cfg", "environment"])
 def test_a_secret_of_the_bus_is_in_no_checkpoint_and_no_plan(
-    where: str, on_rabbitmq: Window, rabbitmq: RabbitMQ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    where: str, on_rabbitmq: Window, own_rabbitmq: RabbitMQ, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     window, password = on_rabbitmq, f"hunter2-{secrets.token_hex(8)}"
-    rabbitmq.ctl("add_user", where, password)
-    rabbitmq.ctl("set_permissions", "-p", "/", where, ".*", ".*", ".*")
+    own_rabbitmq.ctl("add_user", where, password)
+    own_rabbitmq.ctl("set_permissions", "-p", "/", where, ".*", ".*", ".*")
     window.publish(1, 2)
     window.options["bus.userid"] = where
     if where == "cfg":

@@ -1,8 +1,7 @@
 """Fixtures: real brokers that tests share. Each is started when a test first asks for it, and ends with the session.
 
 Tests keep apart by names of their own for topics, queues and nodes. A test may harm a broker: what it leaves frozen or
-dead is mended before the next one. Such tests have TIMEOUT seconds, unless they say otherwise: the first start on a
-machine may install things.
+dead is mended before the next one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:  # importing the vendors' clients takes time that most runs do
 
     B = TypeVar("B", bound=Broker)
 
-SHARED = ("kafka", "zookeeper", "rabbitmq")
+SHARED = ("kafka", "zookeeper", "rabbitmq", "own_rabbitmq")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,6 +52,14 @@ def zookeeper(request: pytest.FixtureRequest) -> Iterator[ZooKeeper]:
 @pytest.fixture(scope="session")
 def rabbitmq(request: pytest.FixtureRequest) -> Iterator[RabbitMQ]:
     """One RabbitMQ node."""
+    from .rabbitmq import RabbitMQ
+
+    yield from _shared(RabbitMQ(), request.session)
+
+
+@pytest.fixture(scope="module")
+def own_rabbitmq(request: pytest.FixtureRequest) -> Iterator[RabbitMQ]:
+    """A node to restart: one that has seen the streams of many tests takes minutes to come up again."""
     from .rabbitmq import RabbitMQ
 
     yield from _shared(RabbitMQ(), request.session)
