@@ -332,6 +332,29 @@ async def test_a_pipe_that_ended_badly_thirty_times_leaves_no_task_thread_or_con
         assert list(dict.fromkeys(found)) == whole[: len(set(found))]  # some twice, and what is missing is the end
 
 
+async def test_a_client_that_does_not_stop_in_its_time_is_cut_off(broker: Kafka, url: str) -> None:
+    name = f"{url.removeprefix('dfESP://')}/I"
+    bus = await open_bus(broker.bootstrap, TIMEOUT)
+    await (await working_pipe(bus, name)).aclose()
+    feed = await bus.feed(name, "earliest", "g")
+    await feed.read(1, 1_000)
+    await feed.aclose()
+    before = held()
+    pipe, feed = await bus.pipe(name), await bus.feed(name, "earliest", "g")
+    await feed.read(1, 1_000)
+    await pipe.write([b"second"])
+    broker.freeze()
+    await pipe.write([b"third"])
+    bus.link.timeout = 0.0  # type: ignore[attr-defined]  # then it has one second
+    begun = time.monotonic()
+    await asyncio.gather(pipe.aclose(), feed.aclose())
+    assert time.monotonic() - begun < SLACK
+    bus.link.timeout = TIMEOUT  # type: ignore[attr-defined]
+    broker.thaw()
+    await no_more_than(before)
+    await bus.aclose()
+
+
 def batch_of(number: int) -> list[bytes]:
     """More than one batch of the client's."""
     return [b"%08d %04d" % (number, each) + bytes(1_000) for each in range(1_000)]

@@ -7,6 +7,7 @@ known to wait without one, ours stands around it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import ssl
@@ -91,6 +92,9 @@ class _Token(AbstractTokenProvider):
     async def token(self) -> str:
         """The file's content; read anew each time, because tokens are replaced."""
         return (await asyncio.to_thread(self._path.read_text)).strip()
+
+
+_AT_WORK = ("_coordinator", "_fetcher", "_sender")  # the parts of a client that have tasks
 
 
 class Link:
@@ -186,11 +190,34 @@ class Link:
                 await (client.close() if isinstance(client, AIOKafkaAdminClient) else client.stop())
         except Exception:  # noqa: BLE001  # nobody could do anything about it
             _log.debug("stopping a client", exc_info=True)
+            await self._cut_off(client)
         except asyncio.CancelledError:  # a consumer between two attempts to connect stops so, and leaves its sockets
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            await client._client.close()  # noqa: SLF001
+            await self._cut_off(client)
+
+    async def _cut_off(self, client: Any) -> None:
+        """End by force what is left of a client that did not stop in its time: its tasks would go on for ever."""
+        inner = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
+        for connection in inner._conns.values():  # noqa: SLF001
+            if connection._writer is not None:  # noqa: SLF001
+                connection._writer.transport.abort()  # noqa: SLF001  # else it waits for a broker that takes nothing
+        owners = [vars(owner) for name in _AT_WORK if (owner := getattr(client, name, None)) is not None]
+        tasks = {task for owner in owners for task in owner.values() if isinstance(task, asyncio.Task)}
+        tasks |= {task for owner in owners for task in owner.get("_pending_tasks", ())}
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(1):
+                while tasks:
+                    for task in tasks:
+                        task.cancel()
+                    _, tasks = await asyncio.wait(tasks, timeout=0.05)  # one that waits for its own is told twice
+                if (taken := getattr(client, "_message_accumulator", None)) is not None:
+                    batches = taken._pending_batches  # noqa: SLF001
+                    batches.update(*taken._batches.values())  # noqa: SLF001  # which each leaves when it ends
+                    for batch in list(batches):
+                        batch.future.cancel()  # else who flushes them waits for ever
+                await inner.close()
 
     async def begin(self) -> None:
         """See that there is a cluster that lets us in. The client itself tells all failures alike, so look closer."""
