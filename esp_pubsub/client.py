@@ -129,6 +129,7 @@ class Client:
         self._home = Home()
         self._on_notice = on_notice
         self._open: WeakSet[_Closable] = WeakSet()
+        self._claiming = asyncio.Lock()  # what is retained has no compare-and-set: claims of one client take turns
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -174,7 +175,8 @@ class Client:
             if failover is not None:
                 kind = failover.election or next(iter(self.bus.capabilities.elections), "log")
                 elect = await self._election(kind, address.control(failover.group))
-            await self._claim_schema(topic, schema)
+            async with self._claiming:
+                await self._claim_schema(topic, schema)
             publisher = Publisher(
                 self._home,
                 self.bus,
@@ -188,7 +190,8 @@ class Client:
                 resume,
             )
             if failover is not None:
-                await self._claim_run(topic, publisher.source, failover.run)
+                async with self._claiming:
+                    await self._claim_run(topic, publisher.source, failover.run)
             self._check()
             publisher.start(self._tasks)
             self._open.add(publisher)
