@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, lru_cache
-from types import ModuleType
+from functools import lru_cache
 from typing import Any, Literal
 
 from .errors import TooLarge, ValueRefused
-from .events import Block, Event, Opcode
+from .events import Block, Event, Opcode, arrow_bodies
 from .schema import Schema
 from .wire.frame import ARROW, BODY_AT, LIMITS, MARKED, ROWS, TRANSACTIONAL, Buffer, Limits
 from .wire.rows import codec
@@ -22,17 +21,9 @@ _KNOWN = bytes(Opcode)
 Encoded = tuple[int, int, int, Buffer]  # what the header says of a body, kind, flags and count, and the body
 
 
-@cache
-def _arrow() -> ModuleType:
-    """The extra `arrow`, asked for when there is a table."""
-    from .wire import arrow
-
-    return arrow
-
-
 def arrow_body() -> str:
     """What members that send Arrow must have in common: another major version of pyarrow may write other bytes."""
-    return f"arrow of pyarrow {_arrow().pa.__version__.partition('.')[0]}"
+    return f"arrow of pyarrow {arrow_bodies().pa.__version__.partition('.')[0]}"
 
 
 @lru_cache(maxsize=256)
@@ -59,7 +50,7 @@ class Encoder:
         self._limits = limits
         self._rebuild = rebuild
         self._rows = codec(schema).encode
-        plain: tuple[Any, Any] = _arrow().as_they_are(schema) if self._arrow and not rebuild else (None, None)
+        plain: tuple[Any, Any] = arrow_bodies().as_they_are(schema) if self._arrow and not rebuild else (None, None)
         self._plain_type, self._plain_schema = plain
 
     def encode(self, data: Any, opcode: Any = Opcode.INSERT, flags: Any = 0) -> Encoded:
@@ -92,7 +83,7 @@ class Encoder:
         if not self._arrow:
             return ROWS, 0, len(rows), self._rows(rows, opcodes, marks, self._limits)
         self._rows(rows, opcodes, marks, self._limits)
-        return self._from_batch(*_arrow().encode_rows(self._schema, rows, opcodes, marks))
+        return self._from_batch(*arrow_bodies().encode_rows(self._schema, rows, opcodes, marks))
 
     def _from_batch(self, body: Buffer, count: int, marked: bool) -> Encoded:
         if not 1 <= count <= self._limits.events or len(body) > self._limits.frame_bytes:
@@ -121,7 +112,7 @@ class Encoder:
 
     def _from_table(self, data: Any, opcode: Any, flags: Any) -> Encoded:
         """An Arrow table or batch, or a frame that can become one; with columns _opcode and _flags, or without."""
-        arrow = _arrow()
+        arrow = arrow_bodies()
         try:
             table = arrow.from_frame(data)
             body, count, marked = arrow.encode(self._schema, table)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum, IntFlag
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 from .errors import BadBody
@@ -14,6 +16,14 @@ from .wire.frame import ARROW, BODY_AT, MARKED, ROWS, TRANSACTIONAL, Frame
 from .wire.rows import codec
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@cache
+def arrow_bodies() -> ModuleType:
+    """The extra `arrow`, asked for when there is a table."""
+    from .wire import arrow
+
+    return arrow
 
 
 class Opcode(IntEnum):
@@ -126,8 +136,7 @@ class Block:
 
     def table(self) -> Any:
         """A pyarrow.Table (extra `arrow`), with columns `_opcode` and `_flags` unless all events are plain inserts."""
-        from .wire import arrow
-
+        arrow = arrow_bodies()
         try:
             frame = self.frame
             if frame.body_kind == ARROW and not self.view and frame.schema == self.schema.fingerprint:
@@ -145,9 +154,8 @@ class Block:
             if frame.schema != self.schema.fingerprint:
                 raise ValueError("its schema is another one than the topic's")
             if frame.body_kind == ARROW:
-                from .wire import arrow
-
-                decoded = arrow.rows(self.schema, frame.body_view, frame.count, marked=bool(frame.flags & MARKED))
+                marked = bool(frame.flags & MARKED)
+                decoded = arrow_bodies().rows(self.schema, frame.body_view, frame.count, marked=marked)
             elif frame.body_kind == ROWS:
                 decoded = codec(self.schema).decode(frame.data[BODY_AT:], frame.count)
             else:
