@@ -374,8 +374,8 @@ class Broker:
 
 
 def longest(seen: Iterable[float], begin: float, end: float) -> float:
-    """The longest pause in ms between two of these times."""
-    return max(after - before for before, after in pairwise(at for at in seen if begin <= at <= end)) * 1000
+    """The longest pause in ms between two blocks, of those that lie between these times in any part."""
+    return max(after - before for before, after in pairwise(seen) if before <= end and after >= begin) * 1000
 
 
 async def measure_singles(report: Report, broker: Broker) -> None:

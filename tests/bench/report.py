@@ -70,7 +70,7 @@ class Report:
         self.result(f"{ours} / {peer}", median(ratios), "ratio", target, better)
 
     def finish(self) -> None:
-        width = max(len(result["name"]) for result in self._results)
+        width = max((len(result["name"]) for result in self._results), default=0)
         for r in self._results:
             goal = "" if r["target"] is None else f"{'>=' if r['better'] == 'higher' else '<='} {r['target']:g}"
             verdict = "" if r["target"] is None else "met" if r["met"] else "MISSED"
@@ -208,8 +208,10 @@ def main(
         asyncio.run(bounded(roles[sys.argv[1]](**json.loads(sys.argv[2]))))
         return
     report = Report(name)
-    asyncio.run(bounded(measure(report)))
-    report.finish()
+    try:
+        asyncio.run(bounded(measure(report)))
+    finally:  # what was measured before a part failed
+        report.finish()
 
 
 def fail_on_notice(notice: object) -> None:
