@@ -47,7 +47,7 @@ def embedded_context(directory: Path, opener: Opener, **hooks: Any) -> conforman
         await bus.aclose()
 
     return conformance.Context(
-        open_bus=opener, trim=trim, open_hasty_bus=embedded(directory, lease=0.2), patience=8.0, limit=18.0, **hooks
+        open_bus=opener, trim=trim, open_hasty_bus=embedded(directory, lease=0.2), patience=20.0, limit=90.0, **hooks
     )
 
 
@@ -79,7 +79,7 @@ def sample(**settings: Any) -> Opener:
 
 
 def sample_context(opener: Opener, **hooks: Any) -> conformance.Context:
-    return conformance.Context(open_bus=opener, patience=8.0, limit=18.0, **hooks)
+    return conformance.Context(open_bus=opener, patience=20.0, limit=90.0, **hooks)
 
 
 @asynccontextmanager

@@ -55,7 +55,7 @@ def context(solace: Solace, settings: dict[str, Any]) -> conformance.Context:
         open_bus=lambda: open_double(options),
         fail_in_the_middle=fail_in_the_middle if options.buspersistence else None,
         cut=cut,
-        patience=10.0,
+        patience=20.0,
         quiet=0.03,
     )
 
@@ -93,7 +93,7 @@ async def test_the_driver_over_a_broker(mode: str, name: str) -> None:
             links[bus].refuse()
             links[bus].cut()
 
-        context = conformance.Context(open_bus=open_bus, cut=cut if place else None, patience=15.0, quiet=0.3)
+        context = conformance.Context(open_bus=open_bus, cut=cut if place else None, patience=20.0, quiet=0.3)
         try:
             await conformance.CHECKS[name](context)
         except conformance.NotClaimed as why:
