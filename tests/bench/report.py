@@ -42,8 +42,11 @@ def small_row(number: int) -> tuple[Any, ...]:
 SMALL_FROM = 1 << 40
 
 
+_WIDTH = 72
+
+
 class Report:
-    """Collects results; prints a table and, last, one line of JSON."""
+    """Prints each result as it comes and, last, one line of JSON."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -56,6 +59,9 @@ class Report:
         self._results.append(
             {"name": name, "value": shown, "unit": unit, "target": target, "better": better, "met": met}
         )
+        goal = "" if target is None else f"{'>=' if better == 'higher' else '<='} {target:g}"
+        verdict = "" if target is None else "met" if met else "MISSED"
+        print(f"{name:{_WIDTH}}  {shown:>12,g} {unit:<12} {goal:<9} {verdict}", flush=True)
 
     def figures(self, samples: Mapping[str, Sequence[float]], unit: str, better: str = "higher") -> None:
         """The median of each contestant, for information."""
@@ -70,11 +76,7 @@ class Report:
         self.result(f"{ours} / {peer}", median(ratios), "ratio", target, better)
 
     def finish(self) -> None:
-        width = max((len(result["name"]) for result in self._results), default=0)
-        for r in self._results:
-            goal = "" if r["target"] is None else f"{'>=' if r['better'] == 'higher' else '<='} {r['target']:g}"
-            verdict = "" if r["target"] is None else "met" if r["met"] else "MISSED"
-            print(f"{r['name']:{width}}  {r['value']:>12,g} {r['unit']:<12} {goal:<9} {verdict}")
+        """The line for programs."""
         print(json.dumps({"bench": self.name, "results": self._results}), flush=True)
 
 
@@ -208,10 +210,8 @@ def main(
         asyncio.run(bounded(roles[sys.argv[1]](**json.loads(sys.argv[2]))))
         return
     report = Report(name)
-    try:
-        asyncio.run(bounded(measure(report)))
-    finally:  # what was measured before a part failed
-        report.finish()
+    asyncio.run(bounded(measure(report)))
+    report.finish()
 
 
 def fail_on_notice(notice: object) -> None:
