@@ -275,7 +275,7 @@ async def receive_raw_paced(directory: str, bootstrap: str, topic: str) -> None:
 
 async def member(directory: str, bootstrap: str, topic: str, election: str, begun: float) -> None:
     logging.getLogger("esp_pubsub").setLevel(logging.ERROR)  # it tells of its role in its own words
-    failover = esp.Failover("bench", election=election)
+    failover = esp.Failover(topic, election=election)  # by its name: to others of one group it would be a stranger
     async with (
         esp.init("kafka", hostport=bootstrap) as opened,
         opened.publisher(url(topic), "id*:int64,text:string", failover=failover) as publisher,

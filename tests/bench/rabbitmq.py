@@ -208,7 +208,7 @@ async def consume(directory: str, settings: dict[str, Any], topic: str, count: i
 
 async def member(directory: str, settings: dict[str, Any], topic: str, election: str, begun: float) -> None:
     logging.getLogger("esp_pubsub").setLevel(logging.ERROR)  # it tells of its role in its own words
-    failover = esp.Failover("bench", election=election)
+    failover = esp.Failover(topic, election=election)  # by its name: to others of one group it would be a stranger
     async with (
         esp.init("rabbitmq", **settings) as opened,
         opened.publisher(url(topic), "id*:int64,text:string", failover=failover) as publisher,
