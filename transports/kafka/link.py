@@ -7,12 +7,11 @@ known to wait without one, ours stands around it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +205,7 @@ class Link:
         owners = [vars(owner) for name in _AT_WORK if (owner := getattr(client, name, None)) is not None]
         tasks = {task for owner in owners for task in owner.values() if isinstance(task, asyncio.Task)}
         tasks |= {task for owner in owners for task in owner.get("_pending_tasks", ())}
-        with contextlib.suppress(Exception):
+        with suppress(Exception):
             async with asyncio.timeout(1):
                 while tasks:
                     for task in tasks:
