@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,10 @@ from tests.support.kafka import Kafka
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.server import HOST
 
-from .conftest import PATIENCE, Window
+from .conftest import PATIENCE, ROOT, Window
 from .test_trouble import refusal
+
+PAGE = (ROOT / "docs" / "how-to" / "spark.md").read_text()
 
 
 def window_of(spark: Any, place: Path, bus: str, **settings: str) -> Window:
@@ -55,6 +60,31 @@ def test_a_broker_is_read_by_streams_and_by_tables(bus: str, request: pytest.Fix
     assert window.ids == [100, 200, 300, 400]
     assert [len(rows) for _, rows in window.batches] == [2, 1, 1]
     assert window.read().count() == 4
+
+
+def test_the_page_on_spark_does_what_it_says(on_kafka: Window, tmp_path: Path) -> None:
+    reading, exactly_once = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)
+    url, results = "dfESP://trades:5555/market/cq/TradesSource", "dfESP://trades:5555/market/cq/Totals"
+    (config := tmp_path / "kafka.cfg").write_text(f'kafka\n{{\n  hostport = "{on_kafka.settings["hostport"]}"\n}}\n')
+    with closing(sqlite3.connect(tmp_path / "totals.db")) as table:
+        table.execute("CREATE TABLE totals (symbol TEXT, count INTEGER)")
+    on_kafka.publish(1, 2, rows=2, url=url)
+    seen: list[int] = []
+    names: dict[str, Any] = {"spark": on_kafka.spark, "work": lambda batch, _: seen.append(batch.count())}
+    names |= {"sqlite3": sqlite3, "RESULTS": results}
+
+    def play(text: str) -> None:
+        """As on the page, in places of the test's, until everything was read once."""
+        text = text.replace("/etc/esp/kafka.cfg", str(config)).replace("/data/", f"{tmp_path}/")
+        exec(text.replace(".start()", ".trigger(availableNow=True).start().awaitTermination()"), names)
+
+    play(reading)
+    assert seen == [4]
+    play(exactly_once.replace('"symbol', '"name').replace("symbol*", "name*"))
+    with closing(sqlite3.connect(tmp_path / "totals.db")) as table:
+        assert sorted(table.execute("SELECT * FROM totals")) == [("n1", 2), ("n2", 2)]
+    totals = on_kafka.read(url=results, side="in").collect()
+    assert sorted(tuple(row) for row in totals) == [("n1", 2), ("n2", 2)]
 
 
 def test_a_query_goes_on_when_its_rabbitmq_was_killed_and_came_back(

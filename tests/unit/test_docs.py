@@ -3,9 +3,10 @@
 A block that begins with the comment `# name.py` is that file; a page's files stand in one folder and share one private
 bus, on which they run together. What is a whole program, because it defines or imports every name that it uses, is run;
 tests are run by pytest. A fragment that needs no more than a client, a publisher and what they are given is run with
-those. A program that needs a broker stands behind an HTML comment that says which, `<!-- kafka -->`: it is compiled and
-its names are looked up, as in other fragments. In the same way `<!-- not run -->` in front of a console block lets its
-commands be; else everything after `$ esp` must parse, and tests/unit/cli/test_pages.py plays the sessions.
+those; what the pages about drivers and Spark have is run by tests/conformance and tests/spark. A program that needs a
+broker stands behind an HTML comment that says which, `<!-- kafka -->`: it is compiled and its names are looked up. In
+the same way `<!-- not run -->` in front of a console block lets its commands be; else everything after `$ esp` must
+parse, and tests/unit/cli/test_pages.py plays the sessions.
 """
 
 from __future__ import annotations
@@ -28,10 +29,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import httpx
 import pytest
 import typer
+from fastapi import FastAPI
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import esp_pubsub as esp
+from esp_pubsub import telemetry
 from esp_pubsub.cli.app import app
 from esp_pubsub.config import load_options
 from esp_pubsub.registry import driver
@@ -251,6 +260,29 @@ async def test_a_fragment_does_what_it_says(
         for statement in ast.parse(block.text).body:
             await done(ast.unparse(statement).replace("/var/lib/feeds/bus", str(bus_directory / "other")), given)
     await esp.shutdown()  # forgets what set_pubsub_lib has chosen
+
+
+async def test_what_the_page_on_telemetry_adds_to_an_application_shows_what_was_counted(bus_directory: Path) -> None:
+    page = [block for block in PYTHON if block.page.name == "telemetry.md" and block.name is None]
+    web, providers = (block.text for block in page)
+    app, reader, spans = FastAPI(), InMemoryMetricReader(), InMemorySpanExporter()
+    meters, tracers = MeterProvider([reader], shutdown_on_exit=False), TracerProvider(shutdown_on_exit=False)
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    async with esp.init(dir=bus_directory) as first, esp.init(dir=bus_directory) as second:
+        exec(web, {"app": app, "telemetry": telemetry.instrument(first)})
+        given = {"client": second, "meter_provider": meters, "tracer_provider": tracers}
+        exec(providers, {"instrument": telemetry.instrument, **given})
+        for client in first, second:
+            async with client.publisher("dfESP://test:5555/project/query/window", "id*:int64") as publisher:
+                await (await publisher.inject([(1,)]))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as browser:
+            answer = await browser.get("/metrics")
+    assert answer.headers["content-type"] == telemetry.PROMETHEUS
+    assert re.search(r"^esp_publish_blocks_total\{.*\} 1$", answer.text, re.M)
+    assert "esp.publish.blocks" in str(reader.get_metrics_data())
+    assert "publish test:5555/project/query/window/I" in {span.name for span in spans.get_finished_spans()}
+    meters.shutdown()
+    tracers.shutdown()
 
 
 async def done(statement: str, given: dict[str, Any]) -> None:
