@@ -127,7 +127,8 @@ class Feed(Protocol):
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         """Messages in the order of the bus, at least one; more than one stay within both bounds.
 
-        Waits until there is something. With a group it also waits until this reader is the one that reads for it.
+        Waits until there is something; where there is, it may return without giving others of the loop a turn, so who
+        reads in a loop does. With a group it also waits until this reader is the one that reads for it.
         """
 
     async def bounds(self) -> Bounds:

@@ -233,6 +233,7 @@ class Subscriber:
                         "confirmed; confirm blocks, raise `unconfirmed`, or read without a group",
                         limit=self.options.unconfirmed,
                     )
+                await asyncio.sleep(0)  # where there is always more, others of the loop have their turn here
                 await self._step()
         finally:
             self._taking = False

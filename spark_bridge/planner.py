@@ -260,6 +260,7 @@ class Planner:
             while True:
                 while scan.full:
                     await self._news.wait()
+                await asyncio.sleep(0)  # a busy topic is never read to its end
                 scan.take(await feed.read(*_READ))
                 self._news.tell()
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,7 @@ async def tail(url: str, side: Side | None, last: int, follow: bool, bus: str, c
 
 async def _print(feed: Feed, accept: Accept, at: int, end: int | None) -> None:
     while end is None or at < end:
+        await asyncio.sleep(0)  # so that it can be interrupted
         got = await feed.read(_AT_ONCE if end is None else min(_AT_ONCE, end - at), _BYTES)
         for each in got:
             if isinstance(each, Break):

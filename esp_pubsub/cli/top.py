@@ -253,6 +253,7 @@ class Top:
                 self._feeds[name] = feed = await self._bus.feed(name, at, None)
                 try:
                     while True:
+                        await asyncio.sleep(0)  # a busy topic is never read to its end
                         fresh = not isinstance(at, int) or at >= end
                         if fresh:
                             self._caught_up_with(name)
@@ -260,7 +261,6 @@ class Top:
                             if isinstance(message, Message):
                                 self._hear(name, message.data, fresh=fresh)
                                 at = message.position + 1 if replay else at
-                        await asyncio.sleep(0)  # a log that is never read to its end leaves room for nobody else
                 finally:
                     del self._feeds[name]
                     await feed.aclose()

@@ -150,6 +150,7 @@ class Control:
         self._feed = feed
         try:
             while True:
+                await asyncio.sleep(0)  # it may be long
                 if self._read_to is None or self._read_to >= self._end - 1:
                     self.reading.set()
                 for message in await feed.read(_BACK, 1 << 20):

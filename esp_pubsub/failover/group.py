@@ -254,6 +254,7 @@ class Group:
         try:
             self._following = True
             while True:
+                await asyncio.sleep(0)  # a busy topic is never read to its end
                 found = await feed.read(1_000, 4 << 20)
                 broken = [at for at, kind in enumerate(map(type, found)) if kind is Break]
                 for start, end in zip([0, *(at + 1 for at in broken)], [*broken, len(found)], strict=True):

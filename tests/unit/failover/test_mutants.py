@@ -295,7 +295,10 @@ def acknowledgements_of_a_dropped_pipe_counted(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(Sender, "_one_pipe", late)
 
 
-@in_simulation(kind="queues", grouped=True, faults=0.02, late=0.65, buffer=3, blocks=20)
+@in_simulation(
+    kind="queues", grouped=True, all_lead=False, deaths=True, faults=0.0, buffer=10, blocks=20, pace=(0.05, 0.001),
+    accidents=(simulation.Accident(0.3, "kill", 0, 0.3),), late=0.5,
+)  # fmt: skip
 def no_beat_after_a_takeover(patch: pytest.MonkeyPatch) -> None:
     next_batch = Sender._next_batch
 

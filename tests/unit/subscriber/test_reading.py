@@ -68,6 +68,24 @@ async def test_reads_stay_within_their_bounds(bench: Bench) -> None:
         await sub.aclose()
 
 
+async def test_a_backlog_leaves_others_of_the_loop_their_turns(bench: Bench) -> None:
+    await bench.publish(*range(20))
+    sub = await bench.subscriber(start="earliest", options=esp.SubscriberOptions(read_blocks=1))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    task = asyncio.create_task(others())
+    await ticks(1)
+    assert await numbers(sub, 20) == [*range(20)]
+    task.cancel()
+    assert turns >= 19
+
+
 async def test_two_publishers_are_two_sequences(bench: Bench) -> None:
     sub = await bench.subscriber()
     async with bench.client.publisher(URL, SCHEMA) as one, bench.client.publisher(URL, SCHEMA) as two:
