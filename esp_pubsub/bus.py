@@ -87,6 +87,16 @@ class Break:
     """The topic is another one than before: nothing known of its sources holds any more."""
 
 
+class Shared(list[Message]):
+    """Messages that several feeds return, the very same to each. Nobody changes them, and what the first reader has
+    found out about them the others look up.
+    """
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        super().__init__(messages)
+        self.found: dict[tuple[Any, ...], Any] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What a log holds now: positions first..end-1."""

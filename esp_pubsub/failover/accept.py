@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..bus import Shared
 from ..errors import BadFrame
 from ..notices import BadMessage, Forgotten, InputDiffers, Joined, Missed, NewRun
 from ..wire.frame import BEAT, BLOCK, LIMITS, WINDOW_FRAMES, Frame, Limits, continuing, parse, source_of
@@ -77,7 +78,7 @@ class Accept:
         outcomes: list[Outcome] = []
         at = 0
         while at < len(messages):
-            line = self._continue(messages[at:] if at else messages, limits)
+            line = self._continue(messages, at, limits)
             if line:
                 outcomes += line
                 at += len(line)
@@ -90,14 +91,18 @@ class Accept:
                 outcomes.append(BadMessage(position, e.reason))
         return outcomes
 
-    def _continue(self, messages: Sequence[tuple[Any, bytes]], limits: Limits) -> list[Frame]:
-        """The blocks in front that come next in a source of which nothing is held and nothing is odd."""
-        number = source_of(messages[0][1])
+    def _continue(self, messages: Sequence[tuple[Any, bytes]], at: int, limits: Limits) -> list[Frame]:
+        """The blocks from there on that come next in a source of which nothing is held and nothing is odd."""
+        number = source_of(messages[at][1])
         source = self.sources.get(number)
         if source is None or source.chain is None or source.hold or source.joining or source.diverged:
             return []
-        beyond = 0 if self.suffix_only else self.window
-        line = continuing(messages, number, source.run, source.last, source.chain, beyond, limits)
+        wanted = number, source.run, source.last, source.chain, 0 if self.suffix_only else self.window, limits
+        line: list[Frame] | None = messages.found.get((at, *wanted)) if isinstance(messages, Shared) else None
+        if line is None:
+            line = continuing(messages[at:] if at else messages, *wanted)
+            if isinstance(messages, Shared):
+                messages.found[at, *wanted] = line
         if line:
             source.last, source.chain = line[-1].id, line[-1].chain
             self.sources[number] = self.sources.pop(number)  # the order in which they were last seen

@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import lmdb
 
-from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Start
+from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Shared, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, NoAnswer
 
 from . import log, meta, processes
@@ -113,6 +113,7 @@ class EmbeddedBus:
         self._entered: set[str] = set()
         self._opening: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._open: WeakSet[EmbeddedPipe | EmbeddedFeed] = WeakSet()
+        self._reading: defaultdict[str, _Reading] = defaultdict(_Reading)
         self.in_groups: set[EmbeddedFeed] = set()  # one that its user forgot is to let go of its group at our end
         self._closed = False
 
@@ -158,7 +159,7 @@ class EmbeddedBus:
     async def feed(self, topic: str, start: Start, group: str | None) -> EmbeddedFeed:
         """See `Bus.feed`."""
         store = await self.topic(topic)
-        feed = EmbeddedFeed(self, store, topic, start, group)
+        feed = EmbeddedFeed(self, store, self._reading[topic], topic, start, group)
         self._open.add(feed)
         if group is not None:
             self.in_groups.add(feed)
@@ -305,14 +306,45 @@ class EmbeddedPipe:
         self._more.set()
 
 
+class _Reading:
+    """What the feeds of a topic read. The next one who stands where one has just read gets the very same."""
+
+    def __init__(self) -> None:
+        self.feeds: WeakSet[EmbeddedFeed] = WeakSet()
+        self._place: tuple[int, ...] = ()
+        self._messages: Sequence[Message] = ()
+
+    def read(
+        self, transaction: lmdb.Transaction, incarnation: int, position: int, max_messages: int, max_bytes: int
+    ) -> Sequence[Message]:
+        """See `log.read`."""
+        place = incarnation, position, max_messages, max_bytes
+        if place == self._place:
+            return self._messages
+        found = log.read(transaction, position, max_messages, max_bytes)
+        if len(self.feeds) > 1:
+            self._place, self._messages = place, Shared(found)
+            return self._messages
+        return found
+
+    def leave(self, feed: EmbeddedFeed) -> None:
+        """One that is closed; what was read is kept for others only."""
+        self.feeds.discard(feed)
+        if len(self.feeds) < 2:
+            self._place, self._messages = (), ()
+
+
 class EmbeddedFeed:
     """A `Feed`. Without a group it is in place at once; with one, when the group is ours."""
 
     state: bytes | None = None
 
-    def __init__(self, bus: EmbeddedBus, store: Store, topic: str, start: Start, group: str | None) -> None:
+    def __init__(
+        self, bus: EmbeddedBus, store: Store, reading: _Reading, topic: str, start: Start, group: str | None
+    ) -> None:
         self._bus = bus
         self._store = store
+        self._reading = reading
         self._topic = topic
         self._group = group
         self._holder = secrets.token_hex(8)
@@ -322,6 +354,7 @@ class EmbeddedFeed:
         self._position, self._incarnation = self._place(start)
         self._bell = bus.bells.watch(store.bell)
         self._closed = False
+        reading.feeds.add(self)
 
     def _info(self, transaction: lmdb.Transaction) -> log.Info:
         found = log.info(transaction)
@@ -367,7 +400,7 @@ class EmbeddedFeed:
                 return [Break("the ring turned over before this was read", passed)]
             if self._position >= found.next:
                 return ()
-            messages = log.read(transaction, self._position, max_messages, max_bytes)
+            messages = self._reading.read(transaction, self._incarnation, self._position, max_messages, max_bytes)
         self._position = messages[-1].position + 1
         return messages
 
@@ -445,6 +478,7 @@ class EmbeddedFeed:
             return
         self._closed = True
         self._bell.set()
+        self._reading.leave(self)
         self._bus.bells.unwatch(self._store.bell, self._bell)
         if self._group is not None:
             group = self._group

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Sequence
+from itertools import starmap
 from zlib import crc32
 
 import pytest
 
+from esp_pubsub.bus import Message, Shared
 from esp_pubsub.errors import BadFrame
 from esp_pubsub.failover.accept import Accept, Dropped, Outcome
 from esp_pubsub.notices import BadMessage
@@ -65,7 +68,7 @@ def a_topic(seed: int) -> list[bytes]:
     return written
 
 
-def one_by_one(accept: Accept, messages: list[tuple[int, bytes]], limits: Limits) -> list[Outcome]:
+def one_by_one(accept: Accept, messages: Sequence[tuple[int, bytes]], limits: Limits) -> list[Outcome]:
     outcomes: list[Outcome] = []
     for position, data in messages:
         try:
@@ -97,6 +100,27 @@ def test_what_follows_from_many_messages_is_what_follows_from_each(
         seen |= {outcome.why if isinstance(outcome, Dropped) else type(outcome).__name__ for outcome in found}
     assert seen >= {"double", "stale", "diverged", "Frame", "NewRun", "InputDiffers", "BadMessage"}
     assert suffix_only or from_start or seen >= {"Joined", "Missed", "beyond"}
+
+
+def test_each_of_those_who_share_what_was_read_finds_what_it_would_find_alone() -> None:
+    worlds = [
+        (suffix_only, from_start, limits, known)
+        for suffix_only in (True, False)
+        for from_start in (True, False)
+        for limits in (LIMITS, Limits(events=1), Limits(frame_bytes=1))
+        for known in (0, 4)
+    ]
+    for seed in range(40):
+        messages = list(starmap(Message, enumerate(a_topic(seed))))
+        cut = seed % (len(messages) + 1)
+        shared = Shared(messages[:cut]), Shared(messages[cut:])
+        for suffix_only, from_start, limits, known in worlds:
+            together, apart = (Accept(suffix_only=suffix_only, from_start=from_start, window=6) for _ in range(2))
+            for accept in (together, apart) if known else ():
+                accept.resume({1: (0, known, parse(line(1, 0, known, b"a")[-1]).chain)})
+            found = [outcome for part in shared for outcome in together.receive_all(part, limits)]
+            assert found == one_by_one(apart, messages, limits)
+        assert any(part.found for part in shared)
 
 
 def test_a_line_in_order_is_delivered_as_it_is_with_its_positions() -> None:

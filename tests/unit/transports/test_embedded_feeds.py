@@ -1,0 +1,83 @@
+"""Feeds of one client on one topic: what one has read the others need not."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esp_pubsub.transports.embedded import log
+from esp_pubsub.transports.embedded.bus import EmbeddedBus, EmbeddedFeed, open_bus
+from esp_pubsub.transports.embedded.options import EmbeddedOptions
+
+TOPIC, SENT = "test:0/project/query/window/I", [b"%d" % n for n in range(30)]
+
+
+@pytest.fixture
+async def bus(bus_directory: Path) -> AsyncIterator[EmbeddedBus]:
+    opened = await open_bus(EmbeddedOptions(dir=bus_directory))
+    pipe = await opened.pipe(TOPIC)
+    await pipe.write(SENT)
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The positions from which the log was read."""
+    positions: list[int] = []
+    read = log.read
+
+    def noted(transaction: Any, position: int, *bounds: int) -> Any:
+        positions.append(position)
+        return read(transaction, position, *bounds)
+
+    monkeypatch.setattr(log, "read", noted)
+    return positions
+
+
+async def feeds(bus: EmbeddedBus, count: int) -> list[EmbeddedFeed]:
+    return [await bus.feed(TOPIC, "earliest", None) for _ in range(count)]
+
+
+async def test_feeds_that_go_side_by_side_read_the_log_once(bus: EmbeddedBus, looked: list[int]) -> None:
+    side_by_side = await feeds(bus, 4)
+    for first in range(0, 30, 10):
+        found = [await feed.read(10, 1 << 20) for feed in side_by_side]
+        assert [item.data for item in found[0]] == SENT[first : first + 10]
+        assert all(other is found[0] for other in found)
+    assert looked == [0, 10, 20]
+
+
+async def test_feeds_with_other_bounds_or_places_read_for_themselves(bus: EmbeddedBus, looked: list[int]) -> None:
+    one, other = await feeds(bus, 2)
+    assert len(await one.read(10, 1 << 20)) == 10
+    assert len(await other.read(5, 1 << 20)) == 5
+    assert len(await one.read(5, 1 << 20)) == 5
+    assert looked == [0, 0, 10]
+
+
+async def test_a_topic_that_was_emptied_is_read_anew(bus: EmbeddedBus) -> None:
+    one, other = await feeds(bus, 2)
+    assert len(await one.read(100, 1 << 20)) == 30
+    await bus.purge(TOPIC)
+    pipe = await bus.pipe(TOPIC)
+    await pipe.write([b"new"])
+    for feed in (one, other):
+        (broken,) = await feed.read(100, 1 << 20)
+        assert broken.incarnation
+        (message,) = await feed.read(100, 1 << 20)
+        assert (message.position, message.data) == (30, b"new")
+
+
+async def test_what_was_read_is_kept_only_while_there_is_another_feed(bus: EmbeddedBus) -> None:
+    one, other = await feeds(bus, 2)
+    await one.read(100, 1 << 20)
+    reading = bus._reading[TOPIC]
+    assert len(reading._messages) == 30
+    await other.aclose()
+    assert not reading._messages
+    (alone,) = await feeds(bus, 1)
+    await one.aclose()
+    await alone.read(100, 1 << 20)
+    assert not reading._messages
