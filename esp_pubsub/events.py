@@ -137,13 +137,22 @@ class Block:
     def table(self) -> Any:
         """A pyarrow.Table (extra `arrow`), with columns `_opcode` and `_flags` unless all events are plain inserts."""
         arrow = arrow_bodies()
+        if (batch := self.record_batch()) is not None:
+            return arrow.as_table(batch)
+        opcodes, flags, rows = self.decoded()
         try:
-            frame = self.frame
-            if frame.body_kind == ARROW and not self.view and frame.schema == self.schema.fingerprint:
-                marked = bool(frame.flags & MARKED)
-                return arrow.as_table(arrow.batch(self.schema, frame.body_view, frame.count, marked=marked))
-            opcodes, flags, rows = self.decoded()
             return arrow.table(self.schema, rows, opcodes, flags)
+        except (ValueError, TypeError, OverflowError) as e:
+            raise self._bad(e) from None
+
+    def record_batch(self) -> Any:
+        """The pyarrow.RecordBatch that it was sent as, not copied; None if it was sent as rows or is seen otherwise."""
+        frame = self.frame
+        if frame.body_kind != ARROW or self.view or frame.schema != self.schema.fingerprint:
+            return None
+        marked = bool(frame.flags & MARKED)
+        try:
+            return arrow_bodies().batch(self.schema, frame.body_view, frame.count, marked=marked)
         except (ValueError, TypeError, OverflowError) as e:
             raise self._bad(e) from None
 

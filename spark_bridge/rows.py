@@ -88,7 +88,9 @@ def batches(
     waiting: list[Frame] = []  # to become tuples
     rows = tuples = size = 0
     for frame in frames:
-        plain = frame.body_kind == ARROW and not frame.flags & MARKED  # inserts, which no view changes
+        plain = (  # inserts, which no view changes
+            frame.body_kind == ARROW and not frame.flags & MARKED and frame.schema == schema.fingerprint
+        )
         rows += frame.count
         size += len(frame.data)
         if not plain:
@@ -110,7 +112,7 @@ def batches(
 
 
 def _from_table(frame: Frame, schema: Schema, columns: tuple[Extra, ...]) -> pa.RecordBatch:
-    found = Block(frame, schema, PLAIN).table().to_batches()[0]
+    found = Block(frame, schema, PLAIN).record_batch()
     target = target_schema(schema, columns)
     if found.schema == target:
         return found

@@ -9,11 +9,12 @@ Spark pickles sources, readers and partitions, so they hold options and numbers 
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, cast
 
 import pyarrow as pa
@@ -138,9 +139,16 @@ def _cut(ranges: list[tuple[int, int]], most: int) -> Iterator[tuple[tuple[int, 
         yield tuple(piece)
 
 
+@cache
+def _set_imports_apart() -> None:
+    """Once a process: Spark lets Python look for cycles behind each task, and among what is imported there are none."""
+    gc.freeze()
+
+
 def read(partition: EspPartition, options: Options, schema: Schema) -> Iterator[pa.RecordBatch]:
     """What a worker does: the bodies of these positions, in their order, as batches of many rows."""
     with connected(options) as connection:
+        _set_imports_apart()
         view = options.views[options.topics.index(partition.topic)]
         yield from batches(_frames(connection, partition, options), schema, options.columns, view)
 
