@@ -39,6 +39,14 @@ _TYPES = {
 }
 _OPCODE, _FLAGS = "_opcode", "_flags"
 _TABLES = (pa.Table, pa.RecordBatch)
+_BEGINNING = struct.Struct("<4s4x32s8x16s")  # of a message, without its lengths
+_OURS = (
+    b"\xff\xff\xff\xff",
+    bytes.fromhex("14000000 00000000 0c001600 06000500 08000c00 0c000000 00030400 18000000"),  # the table Message
+    bytes.fromhex("00000a00 18000c00 04000800 0a000000"),  # the vtable of RecordBatch
+)
+_START = struct.Struct("<III")
+_MESSAGE_AT, _HEADER, _COMPRESSION = 8, 4 + 2 * 2, 4 + 2 * 3  # the last two: where a table says where its field stands
 _UP = struct.Struct("<I")
 _BACK = struct.Struct("<i")
 _ENTRY = struct.Struct("<H")
@@ -175,24 +183,24 @@ def _refuse_compression(body: bytes | memoryview) -> None:
     """A few kilobytes can inflate to gigabytes, and pyarrow has no bound on it; what we write is never compressed.
 
     Whether it is stands in the flatbuffer behind the message's two leading words: in Message the field 2 is a
-    RecordBatch, whose field 3 is `compression`.
+    RecordBatch, whose field 3 is `compression`. Everything that decides it stands at the same place in all that pyarrow
+    writes uncompressed, and is the same there.
     """
-    if _UP.unpack_from(body)[0] != 0xFFFFFFFF:
+    if _BEGINNING.unpack_from(body) == _OURS:
+        return
+    mark, _, root = _START.unpack_from(body)
+    if mark != 0xFFFFFFFF:
         raise ValueError("no Arrow message: it does not begin with FF FF FF FF")
-    start = 2 * _UP.size
-    header = _field(body, start + _UP.unpack_from(body, start)[0], 2)
-    if header and _field(body, header + _UP.unpack_from(body, header)[0], 3):
+    message = _MESSAGE_AT + root
+    header = _field(body, message, _HEADER)
+    if header and _field(body, message + header + _UP.unpack_from(body, message + header)[0], _COMPRESSION):
         raise ValueError("the record batch is compressed, which is not allowed here")
 
 
-def _field(body: bytes | memoryview, table: int, number: int) -> int:
-    """Where a field of a flatbuffer's table stands; 0 if it is left out."""
+def _field(body: bytes | memoryview, table: int, entry: int) -> int:
+    """How far behind the beginning of a flatbuffer's table a field stands; 0 if it is left out."""
     vtable = table - _BACK.unpack_from(body, table)[0]
-    entry = 4 + 2 * number
-    if _ENTRY.unpack_from(body, vtable)[0] <= entry:
-        return 0
-    offset = int(_ENTRY.unpack_from(body, vtable + entry)[0])
-    return table + offset if offset else 0
+    return _ENTRY.unpack_from(body, vtable + entry)[0] if _ENTRY.unpack_from(body, vtable)[0] > entry else 0
 
 
 def as_table(found: pa.RecordBatch) -> pa.Table:

@@ -218,6 +218,23 @@ def test_a_compressed_body_is_bounded_by_what_comes_out(codec_name: str) -> None
     assert pa.total_allocated_bytes() - before < 64 << 20
 
 
+@pytest.mark.parametrize("schema", [EVERY, PAIR, MONEY], ids=str)
+def test_what_pyarrow_writes_uncompressed_begins_as_we_know_it(schema: Schema) -> None:
+    """Else nothing is wrong, but every body takes the long way to be found uncompressed."""
+    row: Any = (1,) + (None,) * (len(schema.fields) - 1)
+    for count in (1, 1_000):
+        body = arrow.encode_rows(schema, [row] * count, 1, 0)[0]
+        assert arrow._BEGINNING.unpack_from(body) == arrow._OURS
+        compressed = message(arrow.batch(schema, body, count, marked=False), "zstd")
+        assert arrow._BEGINNING.unpack_from(compressed) != arrow._OURS
+
+
+def test_a_body_of_the_format_before_which_may_hide_compression_is_a_value_error() -> None:
+    older = GOOD[4:8] + GOOD[8:]
+    with pytest.raises(ValueError, match="no Arrow message"):
+        arrow.batch(PAIR, older, 2, marked=False)
+
+
 def right(schema: Schema, body: bytes, count: int, marked: bool) -> bool:
     """The body is a value error (False), or rows of the right shape (True)."""
     try:
