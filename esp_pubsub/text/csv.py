@@ -364,10 +364,7 @@ class CsvReader:
     def _row(self, row: list[str], line: int) -> tuple[int, tuple[Any, ...]]:
         flags: int = 0 if self._format.flags is None else self._format.flags
         if len(row) != self._marks + len(self._fields):
-            raise _bad_line(
-                line, f"it has {len(row)} columns, not {self._marks + len(self._fields)} "
-                f"({self._format.delimiter.join(self._format.names(self._schema))})", value=row,
-            )  # fmt: skip
+            raise _bad_line(line, self._wrong_count(len(row)), value=row)
         if self._format.flags is None:
             if (text := row[self._marks - 1].strip()) not in FLAGS:
                 why = f"column {self._marks}: {shown(text)} is no flag; there are {', '.join(FLAG_LETTERS.values())}"
@@ -379,10 +376,18 @@ class CsvReader:
                 values.append(parse(row[at]))
             except ValueError as e:
                 why = f"column {at + 1}, field {field.name!r} ({field.type}): {shown(row[at])} is not {e}"
+                if line == 1 and self._format.header == 0:
+                    why += "; if this line names the columns, say so (header)"
                 raise _bad_line(line, why, at + 1, field.name, field.type, row[at]) from None
         if self._format.keyless:
             values.insert(self._key, None)
         return flags, tuple(values)
+
+    def _wrong_count(self, columns: int) -> str:
+        names, delimiter = self._format.names(self._schema), self._format.delimiter
+        if columns == 1:
+            return f"it has 1 column, not {len(names)} ({delimiter.join(names)}); is {delimiter!r} right (delimiter)?"
+        return f"it has {columns} columns, not {len(names)} ({delimiter.join(names)})"
 
     def _wrong_opcode(self, row: list[str], line: int) -> BadText:
         text = self._format.delimiter.join(row)

@@ -230,7 +230,9 @@ def _parsers(dates: Dates | None) -> dict[FieldType, Callable[[str], Any]]:
         FieldType.MONEY: _money,
         FieldType.BLOB: _blob,
     }
-    if dates is not None:
+    if dates is None:
+        parsers |= {FieldType.DATE: _since_1970("seconds"), FieldType.STAMP: _since_1970("microseconds")}
+    else:
         parsers |= {FieldType.DATE: _date(dates), FieldType.STAMP: _stamp(dates)}
     return parsers | {kind: _array(parsers[item]) for kind, item in ARRAY_ITEMS.items()}
 
@@ -240,6 +242,18 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
         if _INTEGER.fullmatch(text) and low <= int(text) <= high:
             return int(text)
         raise ValueError(f"an integer from {low} to {high}")
+
+    return parse
+
+
+def _since_1970(unit: str) -> Callable[[str], int]:
+    integer = _integer(*TYPE_LIMITS[FieldType.STAMP])
+
+    def parse(text: str) -> int:
+        try:
+            return integer(text)
+        except ValueError as e:
+            raise ValueError(f"{e}, {unit} since 1970; for another spelling give its format (dateformat)") from None
 
     return parse
 
