@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from .. import ConfigError, address
+from .. import ConfigError, Schema, SchemaError, address
 from ..bus import Start
 from . import look
 from .options import adapter_options, pairs, settings
@@ -52,7 +52,13 @@ Config = Annotated[str | None, typer.Option(help="The cfg file of the bus, or th
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the cfg file; wins.")]
 Keys = Annotated[str | None, typer.Option("-C", metavar="KEY=VALUE,...", help="Keys of SAS's adapters; flags win.")]
 OfSide = Annotated[Side | None, typer.Option(help="The side of the window.")]
-Spelling = Annotated[Format | None, typer.Option(help="Else as the file's name ends, else csv.")]
+Spelling = Annotated[
+    Format | None,
+    typer.Option(
+        help="Else as the file's name ends, else csv, as SAS ESP has it, not RFC 4180: blanks behind a delimiter are "
+        'passed over, \\" and \\\\ are a quote and a backslash, an empty column is null, 1.50 comes out as 1.5.'
+    ),
+]
 Opcodes = Annotated[bool, typer.Option("--opcodes", help="CSV with the columns opcode and flags in front.")]
 DateFormat = Annotated[str | None, typer.Option("--dateformat", help="As strptime has it; else integers.")]
 Delimiter = Annotated[str | None, typer.Option(help="Of CSV, else a comma.")]
@@ -88,12 +94,25 @@ def _start(text: str | None) -> Start | None:
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
+def _is_schema(text: str) -> bool:
+    try:
+        Schema(text)
+    except SchemaError:
+        return False
+    return True
+
+
 @app.command(epilog=EXIT_CODES)
 def pub(  # noqa: PLR0913  # a flag each
     url: Url,
     rest: Annotated[
         list[str],
-        typer.Argument(metavar="[SCHEMA] SOURCE", help="A file, - (stdin), :port (wait for a peer) or host:port."),
+        typer.Argument(
+            metavar="[SCHEMA] SOURCE",
+            help="SCHEMA is name:type,name:type,... with * behind the name of a key; types: int32, int64, double, "
+            "string, rstring, date, stamp, money, blob, array(int32), array(int64), array(double). "
+            "SOURCE is a file, - (stdin), :port (wait for a peer) or host:port.",
+        ),
     ],
     side: OfSide = None,
     format: Spelling = None,
@@ -132,6 +151,8 @@ def pub(  # noqa: PLR0913  # a flag each
     """
     if len(rest) > 2:
         raise typer.BadParameter(f"too many arguments: {' '.join(rest[2:])}")
+    if len(rest) == 1 and _is_schema(rest[0]):
+        raise typer.BadParameter(f"the source is missing behind {rest[0]}: a file, - (stdin), :port or host:port")
     marks = {} if opcodes else {"addcsvopcode": True, "addcsvflags": "normal"}
     given = {
         "type": "pub", "url": url, "fsname": rest[-1], "schema": rest[0] if len(rest) == 2 else None, "side": side,
@@ -244,7 +265,10 @@ def top(
     config: Config = None,
     set_: Set = None,
 ) -> None:
-    """Watch topics, the members and roles of failover groups, rates, and the last failovers."""
+    """Watch topics, the members and roles of failover groups, rates, and the last failovers.
+
+    On a bus the active member of a group alone speaks: a standby is listed once it has claimed to lead.
+    """
     from . import top as watching
 
     run(lambda: watching.top(urls or [], failover_group or [], once, bus, config, settings(set_ or [])))

@@ -2,24 +2,31 @@
 
 import ast
 import logging
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from esp_pubsub import ConfigError, EventFlag, Opcode
+from esp_pubsub import ConfigError, EventFlag, Opcode, Schema
 from esp_pubsub.cli.app import app
 from esp_pubsub.cli.look import _header
 from esp_pubsub.cli.options import adapter_options, failover, pairs, settings
 from esp_pubsub.config import SasOptions
+from esp_pubsub.schema import Field, FieldType
 from esp_pubsub.testing.history import Delivered, Published, line
 from esp_pubsub.wire.frame import BLOCK, frames, parse, seal
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = ["pub", "sub", "adapter", "topics", "tail", "top", "purge", "doctor", "check-history", "demo"]
 PLACE = {"url": "dfESP://h:1/p/c/w", "fsname": "x.csv"}
+
+
+def helped(command: str) -> str:
+    return " ".join(CliRunner().invoke(app, [command, "--help"]).output.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS[:-1])
@@ -33,6 +40,27 @@ def test_every_command_is_listed() -> None:
     assert [
         command.name or command.callback.__name__.replace("_", "-") for command in app.registered_commands
     ] == COMMANDS
+
+
+def test_the_types_of_fields_are_in_the_help_and_in_the_readme() -> None:
+    for text in (helped("pub"), " ".join((ROOT / "README.md").read_text().split())):
+        (types,) = re.findall(r"types: ([a-z0-9, ()]+)\.", text, re.I)
+        assert {field.type for field in Schema([*fields(types)]).fields} == set(FieldType)
+
+
+def fields(types: str) -> Iterator[Field]:
+    for number, type in enumerate(types.split(", ")):
+        yield from Schema(f"k*:int32,f{number}:{type}").fields[number > 0 :]
+
+
+@pytest.mark.parametrize("command", ["pub", "sub"])
+def test_that_csv_is_not_as_rfc_4180_has_it_is_in_the_help(command: str) -> None:
+    assert "not RFC 4180" in helped(command)
+
+
+def test_a_schema_without_a_source_is_refused_as_such() -> None:
+    refused = CliRunner().invoke(app, ["pub", PLACE["url"], "id*:int64,price:double"])
+    assert refused.exit_code == 2 and "the source is missing behind id*:int64,price:double" in refused.output
 
 
 def test_without_the_extra_it_says_what_to_install() -> None:
