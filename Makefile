@@ -4,7 +4,7 @@ PY := .venv/bin/python
 
 .PHONY: demo test check bench fuzz simulate docs demo-spark test-solace
 
-demo: .venv/ready
+demo: $(if $(BUS)$(wildcard .venv/ready),.venv/ready,.venv/demo)
 	$(PY) -m $(if $(BUS),tests.support.demo $(BUS),esp_pubsub.cli.demo)
 
 demo-spark: .venv/ready
@@ -37,12 +37,14 @@ simulate: .venv/ready
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --site-dir build/docs
 
+# All that is for developers, or what the demo needs.
 # Debian's python3 can lack venv and pip: root installs them, anyone else is told how.
-.venv/ready: pyproject.toml
+.venv/ready .venv/demo: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo 'Python 3.11 or newer is needed: make PYTHON=...' >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -qqy python3-venv; } \
 	|| { echo 'Python has no venv: apt-get install python3-venv, then make again' >&2; exit 1; }
+	@echo 'installing into .venv$(if $(filter %/ready,$@),: this takes a minute or two)'
 	$(PYTHON) -m venv .venv
-	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PY) -m pip install --quiet --disable-pip-version-check --editable '.$(if $(filter %/ready,$@),[dev])'
 	@touch $@

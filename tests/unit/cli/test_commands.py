@@ -63,6 +63,21 @@ def test_a_schema_without_a_source_is_refused_as_such() -> None:
     assert refused.exit_code == 2 and "the source is missing behind id*:int64,price:double" in refused.output
 
 
+def test_the_demo_installs_what_it_needs_and_says_so(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    shown = {
+        goal: subprocess.run(["make", "-n", goal], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        for goal in ("demo", "check")
+    }
+    assert "--editable '.'" in shown["demo"] and "--editable '.[dev]'" in shown["check"]
+    assert "echo 'installing into .venv'" in shown["demo"] and "a minute or two" in shown["check"]
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/ready").touch()
+    again = subprocess.run(["make", "-n", "demo"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert again == ".venv/bin/python -m esp_pubsub.cli.demo\n"
+
+
 def test_without_the_extra_it_says_what_to_install() -> None:
     program = "import sys; sys.modules['typer'] = None\nfrom esp_pubsub.cli.__main__ import main; main()"
     refused = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
