@@ -14,7 +14,7 @@ from ..failover.accept import Accept, Dropped, Outcome
 from ..notices import BadMessage, Joined, Missed
 from ..subscriber import SCHEMA_KEY
 from ..wire.frame import BEAT, LIMITS, Frame
-from .running import say
+from .running import counted, say
 
 _AT_ONCE = 256
 _BYTES = 4 << 20
@@ -29,11 +29,20 @@ async def bounds(bus: Bus, topic: str) -> Bounds:
         await feed.aclose()
 
 
+async def is_published_to(bus: Bus, topic: str) -> bool:
+    """Whether anybody has; True where the bus cannot tell."""
+    return not bus.capabilities.retained or await bus.retained(topic, SCHEMA_KEY) is not None
+
+
 async def topics(bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
     """One line a topic: how much it holds, its name, its schema."""
     async with init(bus, config=config, **keys) as client:
         offered = client.bus.capabilities
-        for name in await client.catalog().topics():
+        names = await client.catalog().topics()
+        if names:
+            held = f"{'held':>12}  " if offered.replay else ""
+            print(f"{held}topic{'  schema' if offered.retained else ''}")
+        for name in names:
             held = schema = ""
             if offered.replay:
                 found = await bounds(client.bus, name)
@@ -48,8 +57,15 @@ async def tail(url: str, side: Side | None, last: int, follow: bool, bus: str, c
     """One line a message, with what a subscriber makes of it."""
     address = Address.parse(url)
     async with init(bus, config=config, **keys) as client:
-        topic = await _topic(client, address, side)
         offered = client.bus.capabilities
+        known = await client.catalog().topics() if offered.catalog else None
+        topic = await _topic(client, address, side, known)
+        if topic is None and (follow or known is None):
+            raise EspError(f"there is no topic of {address}: pass --side in or out")
+        if known is not None and topic not in known:
+            say(f"nobody has published to {topic or address} yet")
+        if topic is None or (known is not None and topic not in known and not follow):
+            return  # to open it would make it
         if not offered.replay and not follow:
             raise NotOffered("this bus keeps nothing to read again: pass --follow", capability="replay")
         first, end = 0, 0
@@ -109,20 +125,19 @@ def _sent(frame: Frame) -> str:
         return "after the year 9999"
 
 
-async def _topic(client: Client, address: Address, side: Side | None) -> str:
-    """As said, else the side that has been published to."""
+async def _topic(client: Client, address: Address, side: Side | None, known: Sequence[str] | None) -> str | None:
+    """As said, else the side that has been published to; None where neither has."""
     address.require_window()
     wanted: Sequence[Side] = (side,) if side else (address.options.side,) if address.options.side else ("out", "in")
     if len(wanted) == 1:
         return address.topic(wanted[0])
     names = [address.topic(each) for each in wanted]
-    known = await client.catalog().topics() if client.bus.capabilities.catalog else []
-    found = [name for name in names if name in known]
-    if len(found) > 1 and client.bus.capabilities.retained:
-        found = [name for name in found if await client.bus.retained(name, SCHEMA_KEY) is not None]
-    if len(found) != 1:
-        raise EspError(f"there is {'more than one' if found else 'no'} topic of {address}: pass --side in or out")
-    return found[0]
+    found = [name for name in names if name in (known or [])]
+    if len(found) > 1:
+        found = [name for name in found if await is_published_to(client.bus, name)]
+    if len(found) > 1:
+        raise EspError(f"there is more than one topic of {address}: pass --side in or out")
+    return found[0] if found else None
 
 
 async def purge(url: str, side: Side | None, bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
@@ -137,4 +152,4 @@ async def purge(url: str, side: Side | None, bus: str, config: str | None, keys:
             raise EspError(f"there is no topic of {address}")
         for each in sides:
             begun = await client.purge(url, side=each)
-            say(f"{address.topic(each)} is empty; {begun} failover groups begin a new run")
+            say(f"{address.topic(each)} is empty; a new run begins for {counted(begun, 'failover group')}")

@@ -11,8 +11,10 @@ from typing import Any, Literal, cast
 
 from .. import Client, ConfigError, EventFlag, Failover, Opcode, Schema, SchemaError, init
 from ..address import Side
+from ..bus import Start
 from ..client import Opening
 from ..config import DURATION, SIZE, SasOptions, load_options
+from ..registry import driver
 from ..text import CsvFormat
 
 _PAIR = re.compile(r'\s*([A-Za-z]\w*)=(?:"([^"]*)"|([^,"]*))\s*(?:,|\Z)')
@@ -225,6 +227,14 @@ def sas_options(bus: str, config: str | None) -> SasOptions:
     if set_keys := [key for key in _NOT_BINARY if getattr(sas, key)]:
         raise ConfigError(f"section sas has {set_keys[0]}, but blocks travel in binary only; take it out")
     return sas
+
+
+def bus_start(options: AdapterOptions, keys: Mapping[str, Any]) -> Start | None:
+    """Where reading begins by the settings of the bus, for whoever says nothing else."""
+    found = load_options(
+        driver(options.transport).Options, section=options.transport, config=options.transportconfigfile, keywords=keys
+    )
+    return getattr(found, "start", None)
 
 
 def opened(options: AdapterOptions, keys: Mapping[str, Any]) -> Opening[Client]:

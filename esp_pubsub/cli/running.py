@@ -31,6 +31,11 @@ def say(text: str) -> None:
     print(f"esp: {text}", file=sys.stderr, flush=True)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 block`, `2,000 blocks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def run(job: Callable[[], Awaitable[None]]) -> None:
     """Run a command to its end, and leave with its exit code."""
     _log_here()

@@ -10,12 +10,13 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Literal, cast
 
-from .. import Block, BusUnavailable, EspError, EventFlag, Opcode, Subscriber, SubscriberOptions
+from .. import Block, BusUnavailable, Client, EspError, EventFlag, Opcode, Subscriber, SubscriberOptions
 from ..bus import Start
 from ..text import BinaryWriter, CsvWriter, JsonWriter
-from .options import AdapterOptions, opened, sas_options
+from .look import bounds, is_published_to
+from .options import AdapterOptions, bus_start, opened, sas_options
 from .places import Target, target
-from .running import progress, say
+from .running import counted, progress, say
 
 Writer = BinaryWriter | CsvWriter | JsonWriter
 
@@ -50,11 +51,30 @@ class Sub:
                     options=SubscriberOptions(read_bytes=_READ),
                 )  # fmt: skip
                 async with opening as subscriber, aclosing(self._targets(subscriber)) as targets:
+                    with suppress(BusUnavailable):  # reading waits for it
+                        await self._say_what_it_waits_for(client, subscriber)
                     async for to in targets:
                         async with progress(self._line):
                             await self._copy(subscriber, to)
         finally:
             self._tell()
+
+    async def _say_what_it_waits_for(self, client: Client, subscriber: Subscriber) -> None:
+        """Where nothing comes at once although one may expect it."""
+        topic = subscriber.topic
+        if not await is_published_to(client.bus, topic):
+            side = " (esp pub writes to the side in)" if topic.endswith("/O") else ""
+            say(f"nobody has published to {topic} yet: waiting{side}")
+        elif (
+            self._start is None
+            and subscriber.group is None
+            and client.bus.capabilities.replay
+            and await asyncio.to_thread(bus_start, self._options, self._keys) in (None, "latest")
+        ):
+            found = await bounds(client.bus, topic)
+            if there := found.end - found.first:
+                more = f"esp sub --start earliest begins with the {counted(there, 'message')} already there"
+                say(f"waiting for what is published from now on; {more}")
 
     def _targets(self, subscriber: Subscriber) -> AsyncGenerator[Target, None]:
         """What a group has confirmed stays, whether the group is named here or in the cfg file."""
@@ -146,7 +166,7 @@ class Sub:
 
     def _tell(self) -> None:
         last = f", the last one {self._last.id} of run {self._last.run}" if self._last is not None else ""
-        say(f"{self._events:,} events written, {self._blocks:,} blocks{last}")
+        say(f"{counted(self._events, 'event')} written, {counted(self._blocks, 'block')}{last}")
 
 
 def _batches(subscriber: Subscriber) -> AsyncGenerator[list[Block], None]:

@@ -24,10 +24,9 @@ from ..bus import Feed, Message, Start
 from ..errors import BadFrame
 from ..events import moment
 from ..failover.ballot import Ballot
-from ..subscriber import SCHEMA_KEY
 from ..wire.frame import BEAT, BLOCK, CLAIM, Frame, parse
 from ..wire.maps import read_map
-from .look import bounds
+from .look import bounds, is_published_to
 
 _EVERY = 1.0  # seconds between two pictures
 _PAUSE = 0.5
@@ -232,12 +231,9 @@ class Top:
         for window in self._windows:
             for side in ("in", "out") if window.options.side is None else (window.options.side,):
                 name = window.topic(side)
-                if name in there if there is not None else await self._is_published_to(name):
+                if name in there if there is not None else await is_published_to(self._bus, name):
                     names.append(name)
         return names
-
-    async def _is_published_to(self, name: str) -> bool:
-        return not self._bus.capabilities.retained or await self._bus.retained(name, SCHEMA_KEY) is not None
 
     async def _follow(self, name: str) -> None:
         """Read a topic from a little before its end on, through any trouble."""

@@ -1,5 +1,6 @@
 """`esp sub` within a process, so that its files and its confirmations can be made to fail."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +22,7 @@ PLAIN = {"addcsvopcode": True, "addcsvflags": "normal"}
 
 
 def options(out: Path, **keys: Any) -> AdapterOptions:
-    return AdapterOptions(url=URL, fsname=str(out), type="sub", side="in", **{**PLAIN, **keys})
+    return AdapterOptions(url=URL, fsname=str(out), type="sub", **{**PLAIN, "side": "in", **keys})
 
 
 async def published(bus: Path, *blocks: list[tuple[Any, ...]], **settings: Any) -> None:
@@ -112,3 +113,49 @@ async def test_lines_without_flags_do_not_hide_a_partial_update(
             await subscribe(given, keys, "earliest")
     await subscribe(options(out, maxevents=1, addcsvflags=None), keys, "earliest")
     assert out.read_text() == f"{('N', 'P', 'R')[sent]},1,\n"
+
+
+@pytest.mark.parametrize(("side", "hint"), [("in", ""), ("out", " (esp pub writes to the side in)")])
+async def test_who_reads_what_nobody_has_published_to_is_told_so(
+    side: str, hint: str, bus_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(command, "say", lines.put_nowait)
+    given = options(tmp_path / "out.csv", side=side, schema=SCHEMA, maxevents=1)
+    reading = asyncio.ensure_future(subscribe(given, {"dir": str(bus_directory)}, None))
+    topic = f"h:1/p/c/w/{'I' if side == 'in' else 'O'}"
+    async with asyncio.timeout(60):
+        assert await lines.get() == f"nobody has published to {topic} yet: waiting{hint}"
+        async with esp.init(dir=bus_directory) as client, client.publisher(URL, SCHEMA, side=side) as pub:
+            await pub.inject([(1, "a")])
+        await reading
+        assert await lines.get() == "1 event written, 1 block, the last one 1 of run 0"
+
+
+async def test_who_begins_behind_what_is_there_is_told_so(
+    bus_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(command, "say", lines.put_nowait)
+    await published(bus_directory, [(1, "a")])
+    given, keys = options(tmp_path / "out.csv", maxevents=1), {"dir": str(bus_directory)}
+    reading = asyncio.ensure_future(subscribe(given, keys, None))
+    async with asyncio.timeout(60):
+        line = await lines.get()
+        assert line.startswith("waiting for what is published from now on; esp sub --start earliest begins with the 1 ")
+        await published(bus_directory, [(2, "b")])
+        await reading
+    assert (tmp_path / "out.csv").read_text() == "2,b\n"
+
+
+@pytest.mark.parametrize(("start", "group"), [("earliest", None), ("latest", None), (None, "g")])
+async def test_who_says_where_to_begin_is_told_nothing(
+    start: Any, group: str | None, bus_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(command, "say", lines.put_nowait)
+    await published(bus_directory, [(1, "a")])
+    given = options(tmp_path / "out.csv", group=group)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(subscribe(given, {"dir": str(bus_directory)}, start), 0.5)
+    assert lines.qsize() == 1 and "written" in lines.get_nowait()
