@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
-from .. import Client, ConfigError, DeliveryUnknown, EspError, Publisher, Schema
+from .. import Client, ConfigError, DeliveryUnknown, EspError, Failover, Publisher, Schema
 from ..address import Address
+from ..client import log_notice
 from ..config import SasOptions
+from ..notices import Failure, Notice
 from ..requests import ask
 from ..text import BadText, Batch, BinaryReader, CsvReader, JsonReader
 from .options import AdapterOptions, failover, opened, sas_options
 from .places import inputs, is_file
-from .running import progress, say
+from .running import counted, progress, say
 
 Reader = BinaryReader | CsvReader | JsonReader
 
 _BLOCK = 64
 _COMPLAINTS = 10
 _LATE = 0.1  # seconds that events of a feed with a rate may make up for; after a longer pause it begins anew
+_STANDS_BY = 1.0  # seconds in which a member that may lead would lead if nobody else did
 _ANSWER = 30.0  # seconds that an engine has to work off what it got
 
 
@@ -47,6 +50,8 @@ class Pub:
         self._events = 0
         self._shown = 0
         self._publisher: Publisher | None = None
+        self._publishing: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
         self._begun = 0.0
         self._paced = 0
 
@@ -60,18 +65,40 @@ class Pub:
                 schema = await self._schema(client, topic)
                 run = await self._run(client)
                 member = failover(options, self._sas, run)
-                opening = client.publisher(options.url, schema, side=options.wanted_side, failover=member)
-                async with opening as publisher, progress(self._line):
+                opening = client.publisher(
+                    options.url, schema, side=options.wanted_side, failover=member, on_notice=self._told
+                )
+                async with opening as publisher, progress(self._line), _standby_said(publisher, member):
                     self._publisher = publisher
                     try:
-                        await self._publish(publisher, schema)
+                        await self._publish_until_over(publisher, schema)
                     finally:
                         if not _cancelled():
                             await _settle(publisher)
+                if self._failure is not None:
+                    raise self._failure
                 if options.quiesce:
                     await self._quiesce(client, address)
         finally:
             self._tell()
+
+    def _told(self, notice: Notice) -> None:
+        """What ends the publisher for good ends the command, whose last line it is."""
+        if not isinstance(notice, Failure) or notice.failure != "pubsubFail_APIFAIL":
+            log_notice(notice)
+            return
+        self._failure = notice.error
+        if self._publishing is not None:
+            self._publishing.cancel()
+
+    async def _publish_until_over(self, publisher: Publisher, schema: Schema) -> None:
+        """Input that nobody sends any more is not waited for."""
+        self._publishing = asyncio.ensure_future(self._publish(publisher, schema))
+        try:
+            await self._publishing
+        except (asyncio.CancelledError, EspError):
+            if self._failure is None or _cancelled():
+                raise
 
     async def _schema(self, client: Client, topic: str) -> Schema:
         given = Schema(self._options.schema) if self._options.schema else None
@@ -191,16 +218,40 @@ class Pub:
     def _tell(self) -> None:
         if self._publisher is None:
             return
-        stats = self._publisher.stats
-        ids = f"blocks 1 to {stats.given}" if stats.given else "no block"
-        acked = "all" if stats.acked == stats.given else f"up to block {stats.acked}"
-        skipped = f"; {self._bad:,} bad lines skipped" if self._bad else ""
-        say(f"{self._events:,} events published, {ids}, {acked} acknowledged{skipped}")
+        stats, events = self._publisher.stats, counted(self._events, "event")
+        skipped = f"; {counted(self._bad, 'bad line')} skipped" if self._bad else ""
+        if not stats.given:
+            say(f"{events} published{skipped}")
+        elif stats.acked == stats.given:
+            say(f"{events} published, blocks 1 to {stats.given}, all acknowledged{skipped}")
+        else:
+            acked = f"acknowledged up to block {stats.acked} of {stats.given}" if stats.acked else "none acknowledged"
+            say(f"{events} read, {acked}{skipped}")
 
 
 async def _all_first(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     for chunk in [chunk async for chunk in chunks]:
         yield chunk
+
+
+@asynccontextmanager
+async def _standby_said(publisher: Publisher, failover: Failover | None) -> AsyncIterator[None]:
+    """Say once that a member has come to where its group is and stays there. Who leads says so by itself."""
+    saying = asyncio.ensure_future(_say_standby(publisher, failover.group if failover else None))
+    try:
+        yield
+    finally:
+        saying.cancel()
+
+
+async def _say_standby(publisher: Publisher, group: str | None) -> None:
+    before = ""
+    while (stats := publisher.stats).role in ("standby", "candidate"):
+        if stats.role == before == "candidate":
+            say(f"standing by in group {group}, which is at block {stats.on_bus:,}")
+            return
+        before = stats.role
+        await asyncio.sleep(_STANDS_BY)
 
 
 def _cancelled() -> bool:

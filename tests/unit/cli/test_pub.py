@@ -156,7 +156,7 @@ async def test_without_an_engine_nothing_is_quiesced_and_that_is_said(
     monkeypatch.setattr(command, "_ANSWER", 0.1)
     with pytest.raises(esp.NoAnswer):
         await publish(options(feed, quiesce=True), {"dir": str(bus_directory)})
-    assert "1 events published, blocks 1 to 1, all acknowledged" in capsys.readouterr().err
+    assert "1 event published, blocks 1 to 1, all acknowledged" in capsys.readouterr().err
 
 
 async def test_a_prebuffered_input_is_read_to_its_end_before_anything_is_published(
@@ -176,3 +176,70 @@ async def test_a_prebuffered_input_is_read_to_its_end_before_anything_is_publish
     pub = Pub(options("-", prebuffer=True), {"dir": str(bus_directory)})
     await pub.run()
     assert (given, pub._events) == ([0, 0], 2)
+
+
+@pytest.mark.parametrize(
+    ("events", "bad", "given", "acked", "line"),
+    [
+        (0, 0, 0, 0, "0 events published"),
+        (0, 1, 0, 0, "0 events published; 1 bad line skipped"),
+        (1, 2, 1, 1, "1 event published, blocks 1 to 1, all acknowledged; 2 bad lines skipped"),
+        (2000, 0, 32, 32, "2,000 events published, blocks 1 to 32, all acknowledged"),
+        (2000, 0, 32, 15, "2,000 events read, acknowledged up to block 15 of 32"),
+        (2000, 0, 32, 0, "2,000 events read, none acknowledged"),
+    ],
+)
+def test_only_what_is_on_the_bus_was_published(
+    events: int, bad: int, given: int, acked: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pub, publisher = Pub(options("-"), {}), SimpleNamespace(stats=SimpleNamespace(given=given, acked=acked))
+    pub._events, pub._bad, pub._publisher = events, bad, publisher  # type: ignore[assignment]
+    pub._tell()
+    assert capsys.readouterr().err == f"esp: {line}\n"
+
+
+async def test_a_standby_says_once_when_it_has_taken_its_place(
+    bus_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(command, "say", lines.put_nowait)
+    monkeypatch.setattr(command, "_STANDS_BY", 0.6)
+    feed = tmp_path / "feed.csv"
+    feed.write_text("1,a\n2,b\n")
+    member = options(feed, growinginputfile=True, failovergroup="feed")
+    first = asyncio.ensure_future(publish(member, {"dir": str(bus_directory)}))
+    await come(bus_directory, 2)
+    await asyncio.sleep(1.3)
+    assert lines.empty(), "who leads stands by for nobody"
+    second = asyncio.ensure_future(publish(member, {"dir": str(bus_directory)}))
+    assert await asyncio.wait_for(lines.get(), 60) == "standing by in group feed, which is at block 2"
+    await asyncio.sleep(1.3)
+    assert lines.empty(), "once is enough"
+    for each in first, second:
+        each.cancel()
+        await asyncio.wait([each])
+
+
+async def test_a_member_with_another_input_ends_with_the_way_out_said_once(
+    bus_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while it waits for more input: nobody would send it."""
+    ours, theirs = tmp_path / "ours.csv", tmp_path / "theirs.csv"
+    ours.write_text("1,a\n")
+    theirs.write_text("1,a\n2,x\n")
+    keys = {"dir": str(bus_directory)}
+    first = asyncio.ensure_future(publish(options(ours, growinginputfile=True, failovergroup="feed"), keys))
+    await come(bus_directory, 1)
+    lines: asyncio.Queue[str] = asyncio.Queue()
+    monkeypatch.setattr(command, "say", lines.put_nowait)
+    second = asyncio.ensure_future(publish(options(theirs, growinginputfile=True, failovergroup="feed"), keys))
+    async with asyncio.timeout(60):
+        assert "standing by" in await lines.get()
+        with ours.open("a") as more:
+            more.write("2,b\n")
+        with pytest.raises(esp.InputDiffers, match=r"block 2 .* esp pub --run\), or use esp purge"):
+            await second
+    assert "block 2" not in caplog.text, "the command says it"
+    assert lines.get_nowait() == "2 events read, acknowledged up to block 1 of 2"
+    first.cancel()
+    await asyncio.wait([first])
