@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
@@ -62,6 +63,8 @@ class Home:
         """WrongOrder anywhere else."""
         if self._forks != _forks:
             raise WrongOrder("this client was opened before a fork; open one in the child, or start it by spawn")
+        if getattr(self._loop, "_thread_id", None) == get_ident():
+            return  # asyncio's own loops know where they run; to ask for the one that runs here costs a system call
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
