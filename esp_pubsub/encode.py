@@ -108,7 +108,7 @@ class Encoder:
                 size=len(frame.data),
                 limit=self._limits.frame_bytes,
             )
-        return frame.body_kind, frame.flags & (MARKED | TRANSACTIONAL), frame.count, frame.body
+        return frame.body_kind, frame.flags & (MARKED | TRANSACTIONAL), frame.count, frame.body_view
 
     def _from_table(self, data: Any, opcode: Any, flags: Any) -> Encoded:
         """An Arrow table or batch, or a frame that can become one; with columns _opcode and _flags, or without."""
