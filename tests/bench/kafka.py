@@ -112,15 +112,16 @@ async def publish(directory: str, bootstrap: str, topic: str, shape: str, count:
         await told(count, work)
 
 
-async def send(directory: str, bootstrap: str, topic: str, count: int) -> None:
-    """Bodies by raw `send`, its futures gathered."""
+async def send(directory: str, bootstrap: str, topic: str, count: int, large: bool = False) -> None:
+    """Bodies of single events, or frames of 256, by raw `send`, its futures gathered."""
+    ready = to_frames(blocks_of("large")) if large else SMALL
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer:
-        await producer.send_and_wait(topic, SMALL[0])
+        await producer.send_and_wait(topic, ready[0])
 
         async def work() -> None:
             for first in range(0, count, GATHERED):
-                sent = [await producer.send(topic, SMALL[i % len(SMALL)]) for i in range(first, first + GATHERED)]
-                await asyncio.gather(*sent)
+                numbers = range(first, min(first + GATHERED, count))
+                await asyncio.gather(*[await producer.send(topic, ready[i % len(ready)]) for i in numbers])
 
         await told(count, work)
 
@@ -422,16 +423,18 @@ async def measure_reading(report: Report, broker: Broker) -> None:
 
 async def measure_blocks(report: Report, broker: Broker) -> None:
     ours, one, two = "256-event blocks, acked", "raw send_batch, one under way", "raw send_batch, two under way"
-    received = "256-event blocks that were received, acked"
+    received, raw = "256-event blocks that were received, acked", "raw send of 256-event blocks, gathered"
     samples = await in_turn(
         {
             ours: lambda: broker.rate("publish", BLOCKS, shape="large"),
             received: lambda: broker.rate("publish", BLOCKS, shape="received"),
+            raw: lambda: broker.rate("send", BLOCKS, large=True),
             one: lambda: broker.rate("send_batches", BLOCKS, in_flight=1),
             two: lambda: broker.rate("send_batches", BLOCKS, in_flight=2),
         }
     )
     report.figures(samples, "blocks/s")
+    report.ratio(samples, ours, raw, 0.9)
     report.ratio(samples, ours, one, None)
     report.ratio(samples, ours, two, 0.9)
     report.ratio(samples, received, two, 0.9)
