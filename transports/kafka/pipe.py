@@ -58,24 +58,26 @@ class KafkaPipe:
         now = time.time_ns() // 1_000_000
         if frames and (size := max(map(len, frames))) > self._largest - ENVELOPE:
             self._end(BusRefused(f"a message of {size} bytes; {self._at.topic} takes {self._largest - ENVELOPE}"))
-        for frame in frames:
-            while not self._put(frame, now):
-                self._taken.clear()
-                await self._taken.wait()
-        self._to_send.set()
+        put = self._put(frames, now)
+        while put < len(frames):  # the batch is full and has to be sent first
+            self._taken.clear()
+            await self._taken.wait()
+            put += self._put(frames[put:], now)
 
-    def _put(self, frame: bytes, now: int) -> bool:
-        """Put a message into the batch at hand; False if that is full and has to be sent first."""
+    def _put(self, frames: Sequence[bytes], now: int) -> int:
+        """Put messages into the batch at hand, as many as fit."""
         if self._error is not None:
             raise self._error
         if self._batch is None:
             with words(f"writing to {self._at.topic}"):
                 self._batch = self._producer.create_batch()
-        if self._batch.append(key=None, value=frame, timestamp=now) is None:
-            self._to_send.set()
-            return False
-        self._count += 1
-        return True
+        append, before = self._batch.append, self._count
+        for frame in frames:
+            if append(key=None, value=frame, timestamp=now) is None:
+                break
+            self._count += 1
+        self._to_send.set()
+        return self._count - before
 
     async def _send(self) -> None:
         try:
