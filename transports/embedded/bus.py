@@ -35,6 +35,7 @@ T = TypeVar("T")
 
 _META_MAP = 1 << 30
 _LAST_WORDS = 0.5
+_JUST = 0.1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CAPABILITIES = Capabilities(
     suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=True, catalog=True,
@@ -183,6 +184,7 @@ class EmbeddedBus:
         """See `Catalog.purge`."""
         store = await self.topic(topic)
         await store.write(log.empty, self.options.deadline)
+        self._reading[topic].forget()
 
     @property
     def process(self) -> str:
@@ -313,25 +315,22 @@ class _Reading:
         self.feeds: WeakSet[EmbeddedFeed] = WeakSet()
         self._place: tuple[int, ...] = ()
         self._messages: Sequence[Message] = ()
+        self._until = 0.0
 
-    def read(
-        self, transaction: lmdb.Transaction, incarnation: int, position: int, max_messages: int, max_bytes: int
-    ) -> Sequence[Message]:
-        """See `log.read`."""
-        place = incarnation, position, max_messages, max_bytes
-        if place == self._place:
-            return self._messages
-        found = log.read(transaction, position, max_messages, max_bytes)
-        if len(self.feeds) > 1:
-            self._place, self._messages = place, Shared(found)
-            return self._messages
-        return found
+    def lately(self, *place: int) -> Sequence[Message]:
+        """What another feed has just read at this place: incarnation, position and bounds; nothing if there is none."""
+        return self._messages if place == self._place and time.monotonic() < self._until else ()
 
-    def leave(self, feed: EmbeddedFeed) -> None:
-        """One that is closed; what was read is kept for others only."""
-        self.feeds.discard(feed)
+    def keep(self, messages: Sequence[Message], *place: int) -> Sequence[Message]:
+        """What was read, for others if there are any."""
         if len(self.feeds) < 2:
-            self._place, self._messages = (), ()
+            return messages
+        self._place, self._messages, self._until = place, Shared(messages), time.monotonic() + _JUST
+        return self._messages
+
+    def forget(self) -> None:
+        """What was read is not there any more, or nobody else is."""
+        self._place, self._messages = (), ()
 
 
 class EmbeddedFeed:
@@ -390,6 +389,9 @@ class EmbeddedFeed:
         if self._forgotten:
             self._forgotten = False
             return [Break("how far this group was is lost, as the bus's own records were damaged", None)]
+        if messages := self._reading.lately(self._incarnation, self._position, max_messages, max_bytes):
+            self._position = messages[-1].position + 1
+            return messages
         with self._store.reading() as transaction:
             found = self._info(transaction)
             if found.incarnation != self._incarnation:
@@ -400,7 +402,8 @@ class EmbeddedFeed:
                 return [Break("the ring turned over before this was read", passed)]
             if self._position >= found.next:
                 return ()
-            messages = self._reading.read(transaction, self._incarnation, self._position, max_messages, max_bytes)
+            messages = log.read(transaction, self._position, max_messages, max_bytes)
+        messages = self._reading.keep(messages, self._incarnation, self._position, max_messages, max_bytes)
         self._position = messages[-1].position + 1
         return messages
 
@@ -478,7 +481,9 @@ class EmbeddedFeed:
             return
         self._closed = True
         self._bell.set()
-        self._reading.leave(self)
+        self._reading.feeds.discard(self)
+        if len(self._reading.feeds) < 2:
+            self._reading.forget()
         self._bus.bells.unwatch(self._store.bell, self._bell)
         if self._group is not None:
             group = self._group
