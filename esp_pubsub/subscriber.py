@@ -12,6 +12,7 @@ import math
 import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
@@ -261,12 +262,12 @@ class Subscriber:
 
     async def _read(self, feed: Feed) -> Sequence[Message | Break]:
         """The next messages. While there are none it is told what has been held for long."""
-        while True:
-            try:
-                async with asyncio.timeout_at(self._tell_held()):
-                    return await feed.read(self.options.read_blocks, self.options.read_bytes)
-            except TimeoutError:
-                continue
+        most = self.options.read_blocks, self.options.read_bytes
+        while (due := self._tell_held()) is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    return await feed.read(*most)
+        return await feed.read(*most)
 
     def _tell_held(self) -> float | None:
         """Tell once of each gap behind which blocks have been held for `gap_timeout`; returns when to look again."""
