@@ -67,14 +67,18 @@ def test_the_demo_installs_what_it_needs_and_says_so(tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml"):
         (tmp_path / name).write_text((ROOT / name).read_text())
     shown = {
-        goal: subprocess.run(["make", "-n", goal], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        goal: subprocess.run(
+            ["make", "-n", "--no-print-directory", goal], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
         for goal in ("demo", "check")
     }
     assert "--editable '.'" in shown["demo"] and "--editable '.[dev]'" in shown["check"]
     assert "echo 'installing into .venv'" in shown["demo"] and "a minute or two" in shown["check"]
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv/ready").touch()
-    again = subprocess.run(["make", "-n", "demo"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    again = subprocess.run(
+        ["make", "-n", "--no-print-directory", "demo"], cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
     assert again == ".venv/bin/python -m esp_pubsub.cli.demo\n"
 
 
