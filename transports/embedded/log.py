@@ -14,7 +14,7 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import lmdb
@@ -141,15 +141,17 @@ def read(transaction: lmdb.Transaction, position: int, max_messages: int, max_by
         batch = bytes(value)
         n = _HEAD.unpack_from(batch)[1]
         lengths = struct.unpack_from(f"<{n}I", batch, _HEAD.size)
+        ends = list(accumulate(lengths, initial=_HEAD.size + 4 * n))
         skipped = max(position - first, 0)
         taken = _fitting(lengths[skipped:], max_messages - len(messages), max_bytes - size, at_least=not messages)
-        wanted = lengths[skipped : skipped + taken]
-        begin = _HEAD.size + 4 * n + sum(lengths[:skipped])
-        parts = struct.unpack_from("%ds" * taken % wanted, batch, begin)  # nearly twice as fast as slices
-        messages += map(_message, repeat(Message), enumerate(parts, first + skipped))
+        bounds = ends[skipped : skipped + taken + 1]
+        messages += [
+            _message(Message, (at, batch[start:end]))
+            for at, (start, end) in enumerate(pairwise(bounds), first + skipped)
+        ]
         if skipped + taken < n:
             break
-        size += sum(wanted)
+        size += bounds[-1] - bounds[0]
     return messages
 
 
