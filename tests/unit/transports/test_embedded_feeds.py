@@ -1,5 +1,6 @@
 """Feeds of one client on one topic: what one has read the others need not."""
 
+import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -81,3 +82,15 @@ async def test_what_was_read_is_kept_only_while_there_is_another_feed(bus: Embed
     await one.aclose()
     await alone.read(100, 1 << 20)
     assert not reading._messages
+
+
+async def test_a_stored_length_that_is_wrong_is_no_error_of_the_feed(bus: EmbeddedBus) -> None:
+    """What comes of it is no frame, which the accept rule tells."""
+    damaged = bytearray(log.pack([b"first", b"second"], 0))
+    struct.pack_into("<I", damaged, 12, 1 << 31)
+    store = await bus.topic(TOPIC)
+    ring = log.Ring(1_000, 1 << 20)
+    await store.write(lambda t: log.append(t, bytes(damaged), 2, ring), 5.0)
+    (feed,) = await feeds(bus, 1)
+    found = [message.position for _ in range(2) for message in await feed.read(30, 1 << 40)]
+    assert found == [*range(32)]
