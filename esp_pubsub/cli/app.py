@@ -52,6 +52,15 @@ Config = Annotated[str | None, typer.Option(help="The cfg file of the bus, or th
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the cfg file; wins.")]
 Keys = Annotated[str | None, typer.Option("-C", metavar="KEY=VALUE,...", help="Keys of SAS's adapters; flags win.")]
 OfSide = Annotated[Side | None, typer.Option(help="The side of the window.")]
+SchemaAndSource = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[SCHEMA] SOURCE",
+        help="SCHEMA is name:type,name:type,... with * behind the name of a key; types: int32, int64, double, "
+        "string, rstring, date, stamp, money, blob, array(int32), array(int64), array(double). "
+        "SOURCE is a file, - (stdin), :port (wait for a peer) or host:port.",
+    ),
+]
 Spelling = Annotated[
     Format | None,
     typer.Option(
@@ -105,15 +114,7 @@ def _is_schema(text: str) -> bool:
 @app.command(epilog=EXIT_CODES)
 def pub(  # noqa: PLR0913  # a flag each
     url: Url,
-    rest: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[SCHEMA] SOURCE",
-            help="SCHEMA is name:type,name:type,... with * behind the name of a key; types: int32, int64, double, "
-            "string, rstring, date, stamp, money, blob, array(int32), array(int64), array(double). "
-            "SOURCE is a file, - (stdin), :port (wait for a peer) or host:port.",
-        ),
-    ],
+    rest: SchemaAndSource,
     side: OfSide = None,
     format: Spelling = None,
     opcodes: Opcodes = False,
