@@ -128,7 +128,7 @@ class Group:
             else None
         )
         self._election: Election = self._log_election or elect(_line(name, member.run), self.identity.name)  # type: ignore[misc]
-        self._failure: Exception | None = None
+        self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._followed: int | None = None
         self._begun_at = 0
         self._heard_other_at = -_HEARD
@@ -162,13 +162,11 @@ class Group:
 
     async def _raise_failure(self) -> None:
         """What a callback found wrong for good, raised where it ends everything."""
-        while self._failure is None:
-            await self._news.wait()
-        raise self._failure
+        raise await self._failure
 
     def _fail(self, error: Exception) -> None:
-        self._failure = self._failure or error
-        self._news.tell()
+        if not self._failure.done():
+            self._failure.set_result(error)
 
     def trouble(self, error: BusUnavailable) -> None:
         """A write failed; if a stopped process was in its way and fencing is on, that is ended."""
@@ -334,10 +332,12 @@ class Group:
         """Whether it is eligible, or is again within a moment: what the active sends is on the bus before our own input
         has come to it, so a member that keeps up is behind by a block or two again and again.
         """
+        if self._member.eligible:
+            return True
+        self._ineligible = True
         try:
             async with asyncio.timeout(_BEHIND):
                 while not self._member.eligible:
-                    self._ineligible = True
                     await self._news.wait()
         except TimeoutError:
             return False
@@ -348,13 +348,11 @@ class Group:
     async def _campaign(self) -> int | None:
         """Campaign while it keeps up; None when that ended first."""
         campaign = asyncio.ensure_future(self._election.campaign())
+        campaign.add_done_callback(lambda _: self._news.tell())
         try:
             while not campaign.done() and await self._keeps_up():
-                news = asyncio.ensure_future(self._news.wait())
-                try:
-                    await asyncio.wait([campaign, news], return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    news.cancel()
+                if not campaign.done():
+                    await self._news.wait()
         finally:
             campaign.cancel()
             await asyncio.wait([campaign])
