@@ -11,7 +11,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 import lmdb
 
+from esp_pubsub._news import News
 from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Shared, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, NoAnswer
 
@@ -29,13 +30,14 @@ from .bell import Bells
 from .files import Check
 from .options import EmbeddedOptions
 from .place import prepare, topic_directory
-from .store import Store, close_store, open_store
+from .store import Store, Write, close_store, open_store
 
 T = TypeVar("T")
 
 _META_MAP = 1 << 30
 _LAST_WORDS = 0.5
 _JUST = 0.1
+_AHEAD = 16
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CAPABILITIES = Capabilities(
     suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=True, catalog=True,
@@ -135,12 +137,9 @@ class EmbeddedBus:
 
     async def _enter(self, name: str, store: Store) -> None:
         """Begin a topic and its place in the catalog; where both are there, no lock is needed."""
-        with store.reading() as transaction:
-            found = log.info(transaction)
+        found = store.read(log.info)
         begun = await store.write(log.begin, self.options.deadline) if found is None else found
-        with self.meta.reading() as transaction:
-            known = meta.has_topic(transaction, name)
-        if not known:
+        if not self.meta.read(lambda t: meta.has_topic(t, name)):
             await self.change_meta(lambda t: meta.add_topic(t, name, empty=begun.next == 0))
 
     def _check_open(self) -> None:
@@ -172,13 +171,11 @@ class EmbeddedBus:
 
     async def retained(self, topic: str, key: str) -> bytes | None:
         """See `Bus.retained`."""
-        with self.meta.reading() as transaction:
-            return meta.retained(transaction, topic, key)
+        return self.meta.read(lambda t: meta.retained(t, topic, key))
 
     async def topics(self) -> Sequence[str]:
         """See `Catalog.topics`."""
-        with self.meta.reading() as transaction:
-            return meta.topics(transaction)
+        return self.meta.read(meta.topics)
 
     async def purge(self, topic: str) -> None:
         """See `Catalog.purge`."""
@@ -209,8 +206,7 @@ class EmbeddedBus:
                 await self.change_meta(lambda t: meta.ask(t, topic, number, deadline, data))
                 while True:
                     bell.clear()
-                    with self.meta.reading() as transaction:
-                        reply = meta.answered(transaction, number)
+                    reply = self.meta.read(lambda t: meta.answered(t, number))
                     if reply is not None:
                         return reply
                     await bell.wait()
@@ -226,8 +222,7 @@ class EmbeddedBus:
         try:
             while True:
                 bell.clear()
-                with self.meta.reading() as transaction:
-                    asked = meta.has_question(transaction, topic)
+                asked = self.meta.read(lambda t: meta.has_question(t, topic))
                 question = await self.change_meta(lambda t: meta.take_question(t, topic)) if asked else None
                 if question is None:
                     await bell.wait()
@@ -262,50 +257,107 @@ class EmbeddedBus:
 
 
 class EmbeddedPipe:
-    """A `Pipe`: each write is one commit, possibly together with others'; what was written is confirmed."""
+    """A `Pipe`: each write is one commit, possibly together with others'.
+
+    A few messages may be on their way to the disk when `write` returns: what comes right behind them is then in the
+    thread's hands without a turn of the loop in between. Of many it waits for the last, and meanwhile the next become
+    many too. What goes wrong with one spoils all behind it: nothing may ever stand behind what is missing.
+    """
 
     def __init__(self, store: Store, options: EmbeddedOptions) -> None:
         self._store = store
         self._deadline = options.deadline
         self._ring = log.Ring(options.ring_records, options.ring_size)
-        self._confirmed = 0
-        self._more = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._under_way: deque[Write[None]] = deque()
+        self._written = self._confirmed = 0
+        self._more = News()
+        self._error: Exception | None = None
+        self._spoilt = False
         self._closed = False
 
     async def write(self, frames: Sequence[bytes]) -> None:
         """See `Pipe.write`."""
-        if self._closed:
-            raise BusUnavailable("this pipe was closed")
+        self._check()
         if not frames:
             return
-        written = False
+        taken = False
         try:
             too_large = max(map(len, frames))
             if too_large > _CAPABILITIES.max_message_bytes:
                 raise BusRefused(f"a message of {too_large} bytes; the limit is {_CAPABILITIES.max_message_bytes}")
-            value = log.pack(frames, time.time_ns() // 1000)
-            append = partial(log.append, value=value, count=len(frames), ring=self._ring)
-            await self._store.write(append, self._deadline)
-            written = True
+            value, count = log.pack(frames, time.time_ns() // 1000), len(frames)
+            write = self._store.submit(partial(self._append, value, count), partial(self._done, count))
+            self._under_way.append(write)
+            self._written += count
+            while self._written - self._confirmed > _AHEAD:
+                await self._news()
+            taken = True
         finally:
-            if not written:  # nothing may ever stand behind what is missing
-                await self.aclose()
-        self._confirmed += len(frames)
-        self._more.set()
+            if not taken:
+                self._spoil()
+
+    def _append(self, value: bytes, count: int, transaction: lmdb.Transaction) -> None:
+        """In the store's thread."""
+        if self._spoilt:
+            raise BusUnavailable("what stands in front of this was not written")
+        log.append(transaction, value, count, self._ring)
+
+    def _done(self, count: int, _: None, error: Exception | None) -> None:
+        """In the store's thread, before it looks at the next write."""
+        if error is not None:
+            self._spoilt = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
+            self._loop.call_soon_threadsafe(self._told, count, error)
+
+    def _told(self, count: int, error: Exception | None) -> None:
+        if error is not None:
+            self._error = self._error or error
+            self._spoil()
+            return
+        if self._under_way:  # else it was withdrawn too late
+            self._under_way.popleft()
+        self._confirmed += count
+        self._more.tell()
 
     async def confirmed(self, past: int) -> int:
         """See `Pipe.confirmed`."""
         while self._confirmed <= past:
-            if self._closed:
-                raise BusUnavailable("this pipe was closed")
-            self._more.clear()
-            await self._more.wait()
+            self._check()
+            if self._under_way:
+                await self._news()
+            else:
+                await self._more.wait()
         return self._confirmed
+
+    async def _news(self) -> None:
+        """Wait for the first write under way to get through."""
+        try:
+            async with asyncio.timeout(self._deadline):
+                await self._more.wait()
+        except TimeoutError:
+            self._error = self._store.locked(self._deadline)
+            self._spoil()
+        self._check()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise BusUnavailable("this pipe was closed")
+
+    def _spoil(self) -> None:
+        """Write nothing more, nor what the thread has not begun."""
+        self._spoilt = self._closed = True
+        for write in self._under_way:
+            write.function = None  # it may stand in the queue for as long as the lock is held, and holds a value
+        self._under_way.clear()
+        self._more.tell()
 
     async def aclose(self) -> None:
         """See `Pipe.aclose`."""
         self._closed = True
-        self._more.set()
+        self._more.tell()
 
 
 class _Reading:
@@ -363,7 +415,8 @@ class EmbeddedFeed:
 
     def _place(self, start: Start) -> tuple[int, int]:
         """The position to begin with, and its incarnation; a number beyond the end waits there."""
-        with self._store.reading() as transaction:
+
+        def find(transaction: lmdb.Transaction) -> tuple[int, int]:
             found = self._info(transaction)
             if isinstance(start, datetime):
                 micros = (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
@@ -371,6 +424,8 @@ class EmbeddedFeed:
             else:
                 position = found.first if start == "earliest" else found.next if start == "latest" else start
             return position, found.incarnation
+
+        return self._store.read(find)
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         """See `Feed.read`."""
@@ -392,18 +447,20 @@ class EmbeddedFeed:
         if messages := self._reading.lately(self._incarnation, self._position, max_messages, max_bytes):
             self._position = messages[-1].position + 1
             return messages
-        with self._store.reading() as transaction:
-            found = self._info(transaction)
-            if found.incarnation != self._incarnation:
-                self._incarnation, self._position = found.incarnation, found.first
-                return [Break("the topic was emptied or made anew", None, incarnation=True)]
-            if self._position < found.first:
-                passed, self._position = found.first - self._position, found.first
-                return [Break("the ring turned over before this was read", passed)]
-            if self._position >= found.next:
-                return ()
-            messages = log.read(transaction, self._position, max_messages, max_bytes)
-        messages = self._reading.keep(messages, self._incarnation, self._position, max_messages, max_bytes)
+        return self._store.read(lambda transaction: self._look(transaction, max_messages, max_bytes))
+
+    def _look(self, transaction: lmdb.Transaction, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        found = self._info(transaction)
+        if found.incarnation != self._incarnation:
+            self._incarnation, self._position = found.incarnation, found.first
+            return [Break("the topic was emptied or made anew", None, incarnation=True)]
+        if self._position < found.first:
+            passed, self._position = found.first - self._position, found.first
+            return [Break("the ring turned over before this was read", passed)]
+        if self._position >= found.next:
+            return ()
+        read = log.read(transaction, self._position, max_messages, max_bytes)
+        messages = self._reading.keep(read, self._incarnation, self._position, max_messages, max_bytes)
         self._position = messages[-1].position + 1
         return messages
 
@@ -435,8 +492,7 @@ class EmbeddedFeed:
         try:
             while True:
                 bell.clear()
-                with self._bus.meta.reading() as transaction:
-                    record = meta.group(transaction, self._topic, group)
+                record = self._bus.meta.read(lambda t: meta.group(t, self._topic, group))
                 if meta.is_free(record):
                     record = await self._bus.change_meta(
                         lambda t: meta.acquire(t, self._topic, group, self._holder, lease)
@@ -451,8 +507,7 @@ class EmbeddedFeed:
         self._generation = record.generation
         self.state = record.state
         if record.state is None:
-            with self._bus.meta.reading() as transaction:
-                self._forgotten = meta.is_forgotten(transaction, self._topic)
+            self._forgotten = self._bus.meta.read(lambda t: meta.is_forgotten(t, self._topic))
             return
         self._incarnation = record.incarnation
         if record.position is not None:
@@ -460,8 +515,7 @@ class EmbeddedFeed:
 
     async def bounds(self) -> Bounds:
         """See `Feed.bounds`."""
-        with self._store.reading() as transaction:
-            found = self._info(transaction)
+        found = self._store.read(self._info)
         return Bounds(found.first, found.next, found.incarnation)
 
     async def release(self, positions: Sequence[int]) -> None:

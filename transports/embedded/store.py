@@ -20,8 +20,7 @@ import os
 import queue
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,9 +42,11 @@ _HOLDER = struct.Struct("<H200s")
 
 
 @dataclass(slots=True, eq=False)
-class _Write(Generic[T]):
-    function: Callable[[lmdb.Transaction], T] | None  # None: nobody waits for it any more
-    future: Future[T]
+class Write(Generic[T]):
+    """A write that the thread was given. Without a function nobody wants it any more, and it is not carried out."""
+
+    function: Callable[[lmdb.Transaction], T] | None
+    done: Callable[[T | None, Exception | None], None]
 
 
 class Store:
@@ -65,16 +66,15 @@ class Store:
             self._env = opened.enter_context(files.environment(path, map_bytes=map_bytes, disk=disk, check=check))
             self._files = opened.pop_all()
         self._guard = threading.Lock()  # a read transaction excludes a change of the map's size, and the end
-        self._writes: queue.SimpleQueue[_Write[Any] | None] = queue.SimpleQueue()
+        self._writes: queue.SimpleQueue[Write[Any] | None] = queue.SimpleQueue()
         self._name = processes.name().encode()
         self._commits = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"esp-write-{path.name}", daemon=True)
         self._thread.start()
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[lmdb.Transaction]:
-        """A snapshot for a few microseconds; nothing of it may be kept, and nothing awaited while it is open."""
+    def read(self, function: Callable[[lmdb.Transaction], T]) -> T:
+        """What a function of a few microseconds finds in a snapshot, of which it keeps nothing."""
         with self._guard:
             try:
                 try:
@@ -83,37 +83,51 @@ class Store:
                     self._env.set_mapsize(0)
                     transaction = self._env.begin(buffers=True)
                 with transaction:
-                    yield transaction
+                    return function(transaction)
             except lmdb.Error as e:
                 if self._closed:
                     raise BusUnavailable(f"{self.path} was closed") from e
                 raise _translated(e, f"reading {self.path}") from e
+
+    def submit(
+        self, function: Callable[[lmdb.Transaction], T], done: Callable[[T | None, Exception | None], None]
+    ) -> Write[T]:
+        """Give a write to the thread, behind those it has. `done` is called there, before the next one is begun, with
+        what the function returned once that is committed, or with what went wrong; it must not raise. To withdraw a
+        write, take its function away.
+        """
+        self._check_process()
+        if self._closed:
+            raise BusUnavailable(f"{self.path} was closed")
+        write = Write(function, done)
+        self._writes.put(write)
+        return write
 
     async def write(self, function: Callable[[lmdb.Transaction], T], deadline: float) -> T:
         """Carry out a write; returns when it is committed. BusUnavailable past `deadline` seconds.
 
         Cancelled: if the thread has not begun it, it is not carried out; else it is, and nobody hears of it.
         """
-        self._check_process()
-        if self._closed:
-            raise BusUnavailable(f"{self.path} was closed")
-        future: Future[T] = Future()
-        write = _Write(function, future)
-        self._writes.put(write)
-        wrapped = asyncio.wrap_future(future)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        write = self.submit(function, partial(_tell, loop, future))
         try:
             async with asyncio.timeout(deadline):
-                return await wrapped
+                return await future
         except TimeoutError:
-            process = "" if self._closed else self._holder().decode(errors="replace")  # it may be half written
-            holder = processes.number(process)
-            who = f"process {holder} holds it" if holder else "nobody is known to hold it"
-            raise BusUnavailable(
-                f"no write lock on {self.path} within {deadline:g} s: {who}; if it is stopped, continue or end it",
-                process=process or None,
-            ) from None
+            raise self.locked(deadline) from None
         finally:
             write.function = None  # it may stand in the queue for as long as the lock is held, and holds a value
+
+    def locked(self, seconds: float) -> BusUnavailable:
+        """What to say of a write that did not get through in that time."""
+        process = "" if self._closed else self._holder().decode(errors="replace")  # it may be half written
+        holder = processes.number(process)
+        who = f"process {holder} holds it" if holder else "nobody is known to hold it"
+        return BusUnavailable(
+            f"no write lock on {self.path} within {seconds:g} s: {who}; if it is stopped, continue or end it",
+            process=process or None,
+        )
 
     def _holder(self) -> bytes:
         """The name of the process that holds the lock, or what stands in its place."""
@@ -131,20 +145,16 @@ class Store:
         with self._guard:
             self._files.close()
 
-    def _commit(self, batch: list[_Write[Any]]) -> None:
+    def _commit(self, batch: list[Write[Any]]) -> None:
         try:
-            done = self._transact(batch)
+            outcomes = self._transact(batch)
         except Exception as e:  # noqa: BLE001  # whoever waits must hear of it; the thread lives on
             error = _translated(e, f"writing to {self.path}")
-            done = [(write.future, None, error) for write in batch]
+            outcomes = [(write, None, error) for write in batch]
         else:
             self._committed()
-        for future, result, refusal in done:
-            with contextlib.suppress(Exception):  # cancelled in between: nobody wants it any more
-                if refusal is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(refusal)
+        for write, result, error_of_it in outcomes:
+            write.done(result, error_of_it)
 
     def _committed(self) -> None:
         """Tell the readers, and clear up now and then. If that fails, the commit stands, and the thread lives on."""
@@ -156,13 +166,13 @@ class Store:
         except (OSError, lmdb.Error):
             _log.exception("%s: committed, but readers may hear of it only with the next commit", self.path)
 
-    def _transact(self, batch: list[_Write[Any]]) -> list[tuple[Future[Any], Any, Exception | None]]:
+    def _transact(self, batch: list[Write[Any]]) -> list[tuple[Write[Any], Any, Exception | None]]:
         while True:
             try:
                 with self._env.begin(write=True, buffers=True) as transaction:
                     _HOLDER.pack_into(self._page, 0, len(self._name), self._name)
                     return [
-                        _carried_out(transaction, function, write.future)
+                        _carried_out(transaction, write, function)
                         for write in batch
                         if (function := write.function) is not None
                     ]
@@ -190,12 +200,26 @@ class Store:
 
 
 def _carried_out(
-    transaction: lmdb.Transaction, function: Callable[[lmdb.Transaction], Any], future: Future[Any]
-) -> tuple[Future[Any], Any, Exception | None]:
+    transaction: lmdb.Transaction, write: Write[Any], function: Callable[[lmdb.Transaction], Any]
+) -> tuple[Write[Any], Any, Exception | None]:
     try:
-        return future, function(transaction), None
+        return write, function(transaction), None
     except (BusUnavailable, BusRefused) as refusal:
-        return future, None, refusal
+        return write, None, refusal
+
+
+def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants it any more
+        loop.call_soon_threadsafe(_settle, future, result, error)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 def _translated(error: Exception, what: str) -> Exception:
