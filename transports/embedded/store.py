@@ -137,10 +137,11 @@ class Store:
     def _run(self) -> None:
         while (first := self._writes.get()) is not None:
             batch = [first]
-            with contextlib.suppress(queue.Empty):
-                while (more := self._writes.get_nowait()) is not None:
-                    batch.append(more)
-                self._writes.put(None)  # reached only by the closing mark: leave it for the next round
+            while not self._writes.empty():  # nobody else takes from it
+                if (more := self._writes.get()) is None:
+                    self._writes.put(None)  # the closing mark: leave it for the next round
+                    break
+                batch.append(more)
             self._commit(batch)
         with self._guard:
             self._files.close()
@@ -153,6 +154,8 @@ class Store:
             outcomes = [(write, None, error) for write in batch]
         else:
             self._committed()
+        if self._holder() == self._name:  # else the next one has the lock already
+            _HOLDER.pack_into(self._page, 0, 0, b"")
         for write, result, error_of_it in outcomes:
             write.done(result, error_of_it)
 
@@ -182,9 +185,6 @@ class Store:
             except lmdb.MapResizedError:
                 with self._guard:
                     self._env.set_mapsize(0)
-            finally:
-                if self._holder() == self._name:  # else the next one has the lock already
-                    _HOLDER.pack_into(self._page, 0, 0, b"")
 
     def _check_process(self) -> None:
         if self.pid != os.getpid():
