@@ -459,7 +459,10 @@ class EmbeddedFeed:
             return [Break("the ring turned over before this was read", passed)]
         if self._position >= found.next:
             return ()
-        read = log.read(transaction, self._position, max_messages, max_bytes)
+        read = log.read(transaction, self._position, found.next, max_messages, max_bytes)
+        if not read:
+            passed, self._position = -self._position, log.following(transaction, self._position, found.next)
+            return [Break("what stands here is damaged", passed + self._position)]
         messages = self._reading.keep(read, self._incarnation, self._position, max_messages, max_bytes)
         self._position = messages[-1].position + 1
         return messages

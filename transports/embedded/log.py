@@ -129,30 +129,46 @@ def empty(transaction: lmdb.Transaction) -> None:
     _store(transaction, Info(_random(), old.next, old.next, 0))
 
 
-def read(transaction: lmdb.Transaction, position: int, max_messages: int, max_bytes: int) -> list[Message]:
-    """Messages from `position` on, which the log must still hold; none at its end. At least one, then within bounds."""
-    cursor = transaction.cursor()
-    if not _find(cursor, position):
-        return []
+def read(transaction: lmdb.Transaction, position: int, end: int, max_messages: int, max_bytes: int) -> list[Message]:
+    """Messages from `position` on, which the log must hold, up to `end`: at least one, then within bounds.
+
+    None at all if the batch there is damaged.
+    """
     messages: list[Message] = []
     size = 0
-    for key, value in cursor:
-        first = _KEY.unpack(key)[0]
-        batch = bytes(value)
-        n = _HEAD.unpack_from(batch)[1]
-        lengths = struct.unpack_from(f"<{n}I", batch, _HEAD.size)
-        ends = list(accumulate(lengths, initial=_HEAD.size + 4 * n))
-        skipped = max(position - first, 0)
+    while position < end and len(messages) < max_messages:
+        first, value = position, transaction.get(_KEY.pack(position))
+        if value is None:  # it is not the first of its batch
+            cursor = transaction.cursor()
+            if not _find(cursor, position):
+                break
+            first, value = _KEY.unpack(cursor.key())[0], cursor.value()
+        try:
+            n = _HEAD.unpack_from(value)[1]
+            if n == 1 and not messages and first == position == end - 1:  # nearly always where they come one by one
+                return [_message(Message, (position, bytes(value[_HEAD.size + 4 :])))]
+            lengths = struct.unpack_from(f"<{n}I", value, _HEAD.size)
+        except struct.error:
+            break
+        skipped = position - first
+        if skipped >= n:
+            break
         taken = _fitting(lengths[skipped:], max_messages - len(messages), max_bytes - size, at_least=not messages)
+        batch = bytes(value)
+        ends = list(accumulate(lengths, initial=_HEAD.size + 4 * n))
         bounds = ends[skipped : skipped + taken + 1]
-        messages += [
-            _message(Message, (at, batch[start:end]))
-            for at, (start, end) in enumerate(pairwise(bounds), first + skipped)
-        ]
+        messages += [_message(Message, (at, batch[a:b])) for at, (a, b) in enumerate(pairwise(bounds), position)]
         if skipped + taken < n:
             break
         size += bounds[-1] - bounds[0]
+        position = first + n
     return messages
+
+
+def following(transaction: lmdb.Transaction, position: int, end: int) -> int:
+    """Where the next batch behind a position begins; `end` if there is none."""
+    cursor = transaction.cursor()
+    return _KEY.unpack(cursor.key())[0] if cursor.set_range(_KEY.pack(position + 1)) else end
 
 
 def _fitting(lengths: Sequence[int], most: int, max_bytes: int, *, at_least: bool) -> int:

@@ -76,11 +76,10 @@ async def test_a_topic_whose_ring_turned_over_within_a_commit_is_sound(tmp_path:
     opened = await _opened(path, log.is_sound)
     try:
         assert not _set_aside(tmp_path)
-        with opened.reading() as transaction:
-            found = log.info(transaction)
-            assert found is not None
-            assert found.next == 6
-            assert [message.data for message in log.read(transaction, 5, 9, 1 << 20)] == [b"f" * 60_000]
+        found = opened.read(log.info)
+        assert found is not None
+        assert found.next == 6
+        assert opened.read(lambda t: [message.data for message in log.read(t, 5, 6, 9, 1 << 20)]) == [b"f" * 60_000]
         await opened.write(turn_over, 5)
     finally:
         await _closed(opened)
@@ -102,9 +101,8 @@ async def test_what_the_bus_knows_is_kept_though_a_commit_freed_what_it_took(tmp
     opened = await _opened(tmp_path / "meta", meta.is_sound)
     try:
         assert not _set_aside(tmp_path)
-        with opened.reading() as transaction:
-            assert meta.retained(transaction, "t", "k") == bytes(34_000)
-            assert meta.topics(transaction) == ["t"]
+        assert opened.read(lambda t: meta.retained(t, "t", "k")) == bytes(34_000)
+        assert opened.read(meta.topics) == ["t"]
     finally:
         await _closed(opened)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from esp_pubsub.bus import Break
 from esp_pubsub.transports.embedded import log
 from esp_pubsub.transports.embedded.bus import EmbeddedBus, EmbeddedFeed, open_bus
 from esp_pubsub.transports.embedded.options import EmbeddedOptions
@@ -94,3 +95,19 @@ async def test_a_stored_length_that_is_wrong_is_no_error_of_the_feed(bus: Embedd
     (feed,) = await feeds(bus, 1)
     found = [message.position for _ in range(2) for message in await feed.read(30, 1 << 40)]
     assert found == [*range(32)]
+
+
+@pytest.mark.parametrize("damage", [b"", bytes(12), bytes(8) + b"\xff" * 4], ids=["short", "of none", "of too many"])
+async def test_a_batch_that_is_damaged_is_told_and_passed(bus: EmbeddedBus, damage: bytes) -> None:
+    store = await bus.topic(TOPIC)
+    pipe = await bus.pipe(TOPIC)
+    await pipe.write([b"whole"])
+    await pipe.confirmed(0)
+    await store.write(lambda t: t.put((0).to_bytes(8, "big"), damage), 5.0)
+    (feed,) = await feeds(bus, 1)
+    assert await feed.read(100, 1 << 20) == [Break("what stands here is damaged", 30)]
+    assert await feed.read(100, 1 << 20) == [(30, b"whole")]
+    await pipe.write([b"the last"])
+    await pipe.confirmed(1)
+    await store.write(lambda t: t.put((31).to_bytes(8, "big"), damage), 5.0)
+    assert await feed.read(100, 1 << 20) == [Break("what stands here is damaged", 1)]
