@@ -91,10 +91,8 @@ class Member:
             self.outbox.pass_over(block)
         else:
             self.outbox.add(block)
-        given = self._given
-        given[id] = chain
-        if len(given) > 2 * self._buffer:
-            _forget(given, id, self._buffer)
+        self._given[id] = chain
+        self._given.pop(id - self._buffer, None)
         seen = self._seen.get(id)
         if seen is not None:
             self._compare(id, chain, seen)

@@ -51,10 +51,11 @@ class Outbox:
 
     def trim(self, past: int) -> None:
         """Let go of everything up to and including `past`."""
-        blocks = self._blocks
-        while self.first <= past and self.first <= self.last:
-            self.bytes -= blocks.pop(self.first).size
-            self.first += 1
+        end = min(past, self.last) + 1
+        if end > self.first:
+            take = self._blocks.pop
+            self.bytes -= sum([take(id).size for id in range(self.first, end)])
+            self.first = end
 
     def after(self, id: int, max_blocks: int, max_bytes: int) -> list[Sealed]:
         """Blocks id + 1, id + 2, ... within both bounds, though never none because one block is large."""
