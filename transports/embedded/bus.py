@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from weakref import WeakSet
 
 import lmdb
@@ -37,7 +37,7 @@ T = TypeVar("T")
 _META_MAP = 1 << 30
 _LAST_WORDS = 0.5
 _JUST = 0.1
-_AHEAD = 16
+_AHEAD = 8 << 10
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CAPABILITIES = Capabilities(
     suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=True, catalog=True,
@@ -256,12 +256,19 @@ class EmbeddedBus:
             await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close_all, stores))
 
 
+class _UnderWay(NamedTuple):
+    write: Write[None]
+    messages: int
+    size: int
+    since: float
+
+
 class EmbeddedPipe:
     """A `Pipe`: each write is one commit, possibly together with others'.
 
-    A few messages may be on their way to the disk when `write` returns: what comes right behind them is then in the
-    thread's hands without a turn of the loop in between. Of many it waits for the last, and meanwhile the next become
-    many too. What goes wrong with one spoils all behind it: nothing may ever stand behind what is missing.
+    A little may be under way when `write` returns: what comes right behind it is then in the thread's hands without a
+    turn of the loop in between. For more it waits, and meanwhile the next becomes more too. What goes wrong with one
+    write spoils all behind it: nothing may ever stand behind what is missing.
     """
 
     def __init__(self, store: Store, options: EmbeddedOptions) -> None:
@@ -269,9 +276,11 @@ class EmbeddedPipe:
         self._deadline = options.deadline
         self._ring = log.Ring(options.ring_records, options.ring_size)
         self._loop = asyncio.get_running_loop()
-        self._under_way: deque[Write[None]] = deque()
-        self._written = self._confirmed = 0
-        self._more = News()
+        self._timer: asyncio.TimerHandle | None = None
+        self._under_way: deque[_UnderWay] = deque()
+        self._size = 0  # of what is under way
+        self._confirmed = 0
+        self._news = News()
         self._error: Exception | None = None
         self._spoilt = False
         self._closed = False
@@ -286,16 +295,21 @@ class EmbeddedPipe:
             too_large = max(map(len, frames))
             if too_large > _CAPABILITIES.max_message_bytes:
                 raise BusRefused(f"a message of {too_large} bytes; the limit is {_CAPABILITIES.max_message_bytes}")
-            value, count = log.pack(frames, time.time_ns() // 1000), len(frames)
-            write = self._store.submit(partial(self._append, value, count), partial(self._done, count))
-            self._under_way.append(write)
-            self._written += count
-            while self._written - self._confirmed > _AHEAD:
-                await self._news()
+            self._submit(log.pack(frames, time.time_ns() // 1000), len(frames))
+            while self._size > _AHEAD:
+                await self._news.wait()
+                self._check()
             taken = True
         finally:
             if not taken:
                 self._spoil()
+
+    def _submit(self, value: bytes, count: int) -> None:
+        write = self._store.submit(partial(self._append, value, count), self._done)
+        self._under_way.append(_UnderWay(write, count, len(value), self._loop.time()))
+        self._size += len(value)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._deadline, self._look_for_late)
 
     def _append(self, value: bytes, count: int, transaction: lmdb.Transaction) -> None:
         """In the store's thread."""
@@ -303,42 +317,41 @@ class EmbeddedPipe:
             raise BusUnavailable("what stands in front of this was not written")
         log.append(transaction, value, count, self._ring)
 
-    def _done(self, count: int, _: None, error: Exception | None) -> None:
+    def _done(self, _: None, error: Exception | None) -> None:
         """In the store's thread, before it looks at the next write."""
         if error is not None:
             self._spoilt = True
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
-            self._loop.call_soon_threadsafe(self._told, count, error)
+            self._loop.call_soon_threadsafe(self._told, error)
 
-    def _told(self, count: int, error: Exception | None) -> None:
+    def _told(self, error: Exception | None) -> None:
+        """The oldest write is through, or nothing more will be."""
         if error is not None:
             self._error = self._error or error
             self._spoil()
+        elif self._under_way:  # else it was withdrawn, too late
+            _, messages, size, _ = self._under_way.popleft()
+            self._confirmed += messages
+            self._size -= size
+            self._news.tell()
+
+    def _look_for_late(self) -> None:
+        """What is under way for longer than the deadline is trouble. One timer at a time, not one for each write."""
+        self._timer = None
+        if not self._under_way:
             return
-        if self._under_way:  # else it was withdrawn too late
-            self._under_way.popleft()
-        self._confirmed += count
-        self._more.tell()
+        late = self._under_way[0].since + self._deadline
+        if late <= self._loop.time():
+            self._told(self._store.locked(self._deadline))
+        else:
+            self._timer = self._loop.call_at(late, self._look_for_late)
 
     async def confirmed(self, past: int) -> int:
         """See `Pipe.confirmed`."""
         while self._confirmed <= past:
             self._check()
-            if self._under_way:
-                await self._news()
-            else:
-                await self._more.wait()
+            await self._news.wait()
         return self._confirmed
-
-    async def _news(self) -> None:
-        """Wait for the first write under way to get through."""
-        try:
-            async with asyncio.timeout(self._deadline):
-                await self._more.wait()
-        except TimeoutError:
-            self._error = self._store.locked(self._deadline)
-            self._spoil()
-        self._check()
 
     def _check(self) -> None:
         if self._error is not None:
@@ -349,15 +362,17 @@ class EmbeddedPipe:
     def _spoil(self) -> None:
         """Write nothing more, nor what the thread has not begun."""
         self._spoilt = self._closed = True
-        for write in self._under_way:
-            write.function = None  # it may stand in the queue for as long as the lock is held, and holds a value
+        for each in self._under_way:
+            each.write.function = None  # it may stand in the queue for as long as the lock is held, and holds a value
         self._under_way.clear()
-        self._more.tell()
+        self._news.tell()
 
     async def aclose(self) -> None:
-        """See `Pipe.aclose`."""
+        """See `Pipe.aclose`. What is under way may still be written."""
         self._closed = True
-        self._more.tell()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._news.tell()
 
 
 class _Reading:

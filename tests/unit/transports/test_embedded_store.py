@@ -118,9 +118,10 @@ async def test_a_stopped_process_that_holds_the_lock_is_named_and_nothing_is_los
 ) -> None:
     await _publish(bus_directory, range(1))
     troubles = []
+    options = esp.PublisherOptions(stall=0.2)  # the bus, which waits as long, knows who it is
     async with (
         esp.init(dir=bus_directory, deadline="200ms") as client,
-        client.publisher(URL, SCHEMA, on_notice=troubles.append) as publisher,
+        client.publisher(URL, SCHEMA, on_notice=troubles.append, options=options) as publisher,
     ):
         with _Stopped(topic_directory(bus_directory, TOPIC)) as stopped:
             delivery = await publisher.inject([(1, "waits")])
