@@ -462,9 +462,13 @@ class EmbeddedFeed:
         if messages := self._reading.lately(self._incarnation, self._position, max_messages, max_bytes):
             self._position = messages[-1].position + 1
             return messages
-        return self._store.read(lambda transaction: self._look(transaction, max_messages, max_bytes))
+        found = self._store.read(lambda transaction: self._look(transaction, max_messages, max_bytes))
+        return self._pass_damage() if found is None else found
 
-    def _look(self, transaction: lmdb.Transaction, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+    def _look(
+        self, transaction: lmdb.Transaction, max_messages: int, max_bytes: int
+    ) -> Sequence[Message | Break] | None:
+        """What stands at our position; None if that cannot be read."""
         found = self._info(transaction)
         if found.incarnation != self._incarnation:
             self._incarnation, self._position = found.incarnation, found.first
@@ -476,11 +480,22 @@ class EmbeddedFeed:
             return ()
         read = log.read(transaction, self._position, found.next, max_messages, max_bytes)
         if not read:
-            passed, self._position = -self._position, log.following(transaction, self._position, found.next)
-            return [Break("what stands here is damaged", passed + self._position)]
+            return None
         messages = self._reading.keep(read, self._incarnation, self._position, max_messages, max_bytes)
         self._position = messages[-1].position + 1
         return messages
+
+    def _pass_damage(self) -> Sequence[Break]:
+        """Go on at the next batch that can be found: what would tell where it begins may be damaged too."""
+        began, end, step = self._position, self._store.read(self._info).next, 1
+        self._position = end
+        while began + step < end:
+            try:
+                self._position = self._store.read(partial(log.following, position=began + step, end=end))
+                break
+            except BusRefused:
+                step *= 2
+        return [Break("what stands here is damaged", self._position - began)]
 
     async def _wait(self) -> None:
         """Until the bell rings; with a group, also until its lease wants to be extended."""

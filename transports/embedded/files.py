@@ -24,7 +24,8 @@ import lmdb
 
 from esp_pubsub.errors import BusRefused, BusUnavailable
 
-from .pages import is_whole
+from . import processes
+from .pages import DAMAGE, is_whole
 
 Check = Callable[[lmdb.Transaction], bool]
 """Is what stands there sound, as far as can be seen at once?"""
@@ -35,7 +36,6 @@ _MAX_READERS = 2_048
 _SLOT = 64  # bytes of a reader in lock.mdb
 _PATIENCE = 5.0  # seconds that an open waits for another process that is just opening, or setting aside
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
-_DAMAGE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
 
 
 class Broken(Exception):
@@ -55,14 +55,14 @@ def environment(path: Path, *, map_bytes: int, disk: bool, check: Check) -> lmdb
             f"{path} is in use by a process of another pid namespace that has our pid, {os.getpid()}: "
             "let the containers of a bus share one pid namespace"
         ) from e
-    except _DAMAGE as e:
+    except DAMAGE as e:
         raise Broken(str(e)) from e
     except lmdb.Error as e:
         if isinstance(e, lmdb.VersionMismatchError) or "data format" in str(e):  # the latter has no class of its own
             raise BusRefused(f"{path} was written by another version of LMDB: {e}") from e
         raise
     try:
-        _check(opened, path / "data.mdb", check)
+        _check(opened, path, check)
         opened.reader_check()
     except BaseException:
         opened.close()
@@ -70,27 +70,40 @@ def environment(path: Path, *, map_bytes: int, disk: bool, check: Check) -> lmdb
     return opened
 
 
-def _check(opened: lmdb.Environment, data: Path, check: Check) -> None:
-    """Raise Broken if it is not sound."""
+def _check(opened: lmdb.Environment, path: Path, check: Check) -> None:
+    """Raise Broken if it is not sound. What a power cut may have left is looked at page by page."""
+    data, boot = path / "data.mdb", processes.boot().encode()
     try:
         used = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
-        if used > data.stat().st_size and not is_whole(opened, data):
-            raise Broken("the file is shorter than it says")
+        with _opened(path / "boot") as fd:
+            known = os.read(fd, len(boot) + 1) == boot
+        if (used > data.stat().st_size or not known) and not is_whole(opened, data):
+            raise Broken("pages that are in use are not in the file")
         with opened.begin(buffers=True) as transaction:
             if not check(transaction):
                 raise Broken("it does not hold what it says")
-    except (*_DAMAGE, struct.error) as e:
+    except (*DAMAGE, struct.error) as e:
         raise Broken(f"{type(e).__name__}: {e}") from e
+    if not known:
+        with contextlib.suppress(OSError), _opened(path / "boot") as fd:  # on a full disk it is looked at again
+            os.pwrite(fd, boot, 0)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A file of ours, made if missing."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | _CLOEXEC, 0o600)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def reserve(path: Path, size: int) -> None:
     """Give a file its place on the disk, made if missing, never made shorter."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | _CLOEXEC, 0o600)
-    try:
+    with _opened(path) as fd:
         if not _allocate(fd, size) and os.fstat(fd).st_size < size:
             os.pwrite(fd, b"\0", size - 1)
-    finally:
-        os.close(fd)
 
 
 def _allocate(fd: int, size: int) -> bool:

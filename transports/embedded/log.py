@@ -22,6 +22,8 @@ import lmdb
 from esp_pubsub.bus import Message
 from esp_pubsub.errors import BusRefused
 
+from .pages import DAMAGE
+
 VERSION = 1
 _INFO_KEY = b"\0"
 _INFO = struct.Struct("<IQQQQ")
@@ -132,23 +134,23 @@ def empty(transaction: lmdb.Transaction) -> None:
 def read(transaction: lmdb.Transaction, position: int, end: int, max_messages: int, max_bytes: int) -> list[Message]:
     """Messages from `position` on, which the log must hold, up to `end`: at least one, then within bounds.
 
-    None at all if the batch there is damaged.
+    None at all if what is there is damaged; then the transaction may be good for nothing any more.
     """
     messages: list[Message] = []
     size = 0
     while position < end and len(messages) < max_messages:
-        first, value = position, transaction.get(_KEY.pack(position))
-        if value is None:  # it is not the first of its batch
-            cursor = transaction.cursor()
-            if not _find(cursor, position):
-                break
-            first, value = _KEY.unpack(cursor.key())[0], cursor.value()
         try:
+            first, value = position, transaction.get(_KEY.pack(position))
+            if value is None:  # it is not the first of its batch
+                cursor = transaction.cursor()
+                if not _find(cursor, position):
+                    break
+                first, value = _KEY.unpack(cursor.key())[0], cursor.value()
             n = _HEAD.unpack_from(value)[1]
             if n == 1 and not messages and first == position == end - 1:  # nearly always where they come one by one
                 return [_message(Message, (position, bytes(value[_HEAD.size + 4 :])))]
             lengths = struct.unpack_from(f"<{n}I", value, _HEAD.size)
-        except struct.error:
+        except (struct.error, *DAMAGE):
             break
         skipped = position - first
         if skipped >= n:
@@ -166,9 +168,9 @@ def read(transaction: lmdb.Transaction, position: int, end: int, max_messages: i
 
 
 def following(transaction: lmdb.Transaction, position: int, end: int) -> int:
-    """Where the next batch behind a position begins; `end` if there is none."""
+    """Where the first batch at or behind a position begins; `end` if there is none."""
     cursor = transaction.cursor()
-    return _KEY.unpack(cursor.key())[0] if cursor.set_range(_KEY.pack(position + 1)) else end
+    return int(_KEY.unpack(cursor.key())[0]) if cursor.set_range(_KEY.pack(position)) else end
 
 
 def _fitting(lengths: Sequence[int], most: int, max_bytes: int, *, at_least: bool) -> int:

@@ -1,8 +1,8 @@
 """Whether every page in use is in the file: LMDB's own layout (data format 1, 64 bits), as far as that takes.
 
 A file may be shorter than it says and yet be whole: pages that one commit takes at the end and frees again are never
-written. LMDB would find out by touching a page that is not there, which ends the process. So its trees are walked here,
-by reading the file.
+written. LMDB would find out by touching a page that is not there, or is another one, which ends the process. So its
+trees are walked here, by reading the file.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from pathlib import Path
 
 import lmdb
 
+DAMAGE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
+"""What LMDB says of pages that are not what they should be."""
+
 _HEAD = 16  # bytes of a page before what is in it
 _META = struct.Struct("=IIQQ" + 2 * "IHHQQQQQ" + "QQ")
 _ROOTS, _NUMBER = (11, 19), 21  # in a meta page: the trees of free pages and of entries, and of which transaction it is
-_KIND = struct.Struct("=HH")  # at 10: what page it is, and where its list of nodes ends
+_PAGE = struct.Struct("=Q2xHH")  # its number, what page it is, and where its list of nodes ends
 _NODE = struct.Struct("=HHHH")  # its low and its high half of a size or a page, flags, length of the key
 _BRANCH, _LEAF, _BIG = 1, 2, 1
 _NO_TREE = 2**64 - 1
@@ -47,8 +50,8 @@ def _is_there(fd: int, size: int, root: int) -> bool:
         if number >= end:
             return False
         page = os.pread(fd, size, number * size)
-        kind, nodes = _KIND.unpack_from(page, 10)
-        if not kind & (_BRANCH | _LEAF):
+        told, kind, nodes = _PAGE.unpack_from(page)
+        if told != number or not kind & (_BRANCH | _LEAF):
             return False
         if kind & _BRANCH:
             todo += (low | high << 16 | flags << 32 for _, (low, high, flags, _) in _nodes(page, nodes))

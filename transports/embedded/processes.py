@@ -36,6 +36,12 @@ def _place() -> tuple[str, str]:
         return _UNKNOWN, _UNKNOWN
 
 
+def boot() -> str:
+    """What names this boot of the machine; empty where the system does not tell."""
+    named = _place()[0]
+    return "" if named == _UNKNOWN else named
+
+
 def _stat(pid: int) -> list[str]:
     """What the system tells of a process, its state first; empty if there is none or it does not tell."""
     try:
