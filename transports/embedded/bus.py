@@ -315,7 +315,11 @@ class EmbeddedPipe:
         """In the store's thread."""
         if self._spoilt:
             raise BusUnavailable("what stands in front of this was not written")
-        log.append(transaction, value, count, self._ring)
+        try:
+            log.append(transaction, value, count, self._ring)
+        except (BusUnavailable, BusRefused):  # the transaction goes on without it
+            self._spoilt = True
+            raise
 
     def _done(self, _: None, error: Exception | None) -> None:
         """In the store's thread, before it looks at the next write."""
@@ -363,16 +367,15 @@ class EmbeddedPipe:
         """Write nothing more, nor what the thread has not begun."""
         self._spoilt = self._closed = True
         for each in self._under_way:
-            each.write.function = None  # it may stand in the queue for as long as the lock is held, and holds a value
+            each.write.withdraw()
         self._under_way.clear()
-        self._news.tell()
-
-    async def aclose(self) -> None:
-        """See `Pipe.aclose`. What is under way may still be written."""
-        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         self._news.tell()
+
+    async def aclose(self) -> None:
+        """See `Pipe.aclose`."""
+        self._spoil()
 
 
 class _Reading:

@@ -48,6 +48,17 @@ class Write(Generic[T]):
     function: Callable[[lmdb.Transaction], T] | None
     done: Callable[[T | None, Exception | None], None]
 
+    def withdraw(self) -> None:
+        """If it is not begun, it will not be; nobody is told. It may stand in the queue for as long as the lock is
+        held, so it lets go of what it holds.
+        """
+        self.function = None
+        self.done = _nobody
+
+
+def _nobody(_result: object, _error: Exception | None) -> None:
+    """Hears of a write that was withdrawn."""
+
 
 class Store:
     """An open environment. Made by `open_store`, given back by `close_store`."""
@@ -93,8 +104,7 @@ class Store:
         self, function: Callable[[lmdb.Transaction], T], done: Callable[[T | None, Exception | None], None]
     ) -> Write[T]:
         """Give a write to the thread, behind those it has. `done` is called there, before the next one is begun, with
-        what the function returned once that is committed, or with what went wrong; it must not raise. To withdraw a
-        write, take its function away.
+        what the function returned once that is committed, or with what went wrong; it must not raise.
         """
         self._check_process()
         if self._closed:
@@ -117,7 +127,7 @@ class Store:
         except TimeoutError:
             raise self.locked(deadline) from None
         finally:
-            write.function = None  # it may stand in the queue for as long as the lock is held, and holds a value
+            write.withdraw()
 
     def locked(self, seconds: float) -> BusUnavailable:
         """What to say of a write that did not get through in that time."""
@@ -143,6 +153,8 @@ class Store:
                     break
                 batch.append(more)
             self._commit(batch)
+            more = None
+            del first, batch  # they hold what was written, and the next may be long in coming
         with self._guard:
             self._files.close()
 

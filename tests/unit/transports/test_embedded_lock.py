@@ -168,7 +168,9 @@ async def test_an_open_that_waits_holds_up_no_other_topic(bus_directory: Path, m
 
 async def test_a_topic_that_is_known_is_opened_and_read_while_its_lock_is_held(bus_directory: Path) -> None:
     async with esp.init(dir=bus_directory) as client:
-        await (await client.bus.pipe("t")).write([b"x"])
+        pipe = await client.bus.pipe("t")
+        await pipe.write([b"x"])
+        await pipe.confirmed(0)
     async with esp.init(dir=bus_directory, deadline="100ms") as client:
         with held(bus_directory / "meta"), held(topic_directory(bus_directory, "t")):
             feed = await client.bus.feed("t", "earliest", None)

@@ -1,9 +1,11 @@
 """A pipe of the embedded bus, while what it has written is on its way: nothing ever stands behind what is missing."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -126,14 +128,74 @@ async def test_what_was_given_up_is_not_written_when_the_lock_is_free_at_last(
     assert await stands(opened) == []
 
 
-async def test_what_was_written_before_a_pipe_was_let_go_of_is_written(
+async def test_of_a_pipe_that_is_let_go_of_only_what_was_begun_is_written(
     opened: bus.EmbeddedBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = await opened.pipe(TOPIC)
     gate = Gate(log.append)
     monkeypatch.setattr(log, "append", gate)
-    await pipe.write([b"last words"])
+    await pipe.write([b"begun"])
     await gate.reached()
+    await pipe.write([b"not begun"])
     await pipe.aclose()
     gate.go_on.set()
-    assert await stands(opened) == [b"last words"]
+    assert await stands(opened) == [b"begun"]
+
+
+async def test_nothing_stands_behind_what_was_refused_in_the_same_transaction(
+    opened: bus.EmbeddedBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, other = await opened.pipe(TOPIC), await opened.pipe(TOPIC)
+    store = await opened.topic(TOPIC)
+    go_on, append = threading.Event(), log.append
+
+    def refuse(transaction: lmdb.Transaction, value: bytes, *how: Any) -> None:
+        if b"refused" in value:
+            raise esp.BusRefused("no")
+        append(transaction, value, *how)
+
+    monkeypatch.setattr(log, "append", refuse)
+    held = asyncio.create_task(store.write(lambda _: go_on.wait(60), 60))
+    await asyncio.sleep(0)
+    for each in (b"refused", b"behind it"):
+        await pipe.write([each])
+    await other.write([b"another's"])
+    go_on.set()
+    await held
+    with pytest.raises(esp.BusRefused):
+        await pipe.confirmed(0)
+    assert await other.confirmed(0) == 1
+    assert await stands(opened) == [b"another's"]
+
+
+async def test_a_pipe_that_failed_holds_no_memory_until_the_lock_is_free(opened: bus.EmbeddedBus) -> None:
+    store = await opened.topic(TOPIC)
+    go_on = threading.Event()
+    held = asyncio.create_task(store.write(lambda _: go_on.wait(60), 60))
+    await asyncio.sleep(0)
+
+    async def fail() -> "weakref.ref[bus.EmbeddedPipe]":
+        pipe = await opened.pipe(TOPIC)
+        with pytest.raises(esp.BusUnavailable):
+            await pipe.write([bytes(1 << 20)])
+        return weakref.ref(pipe)
+
+    failed = await asyncio.create_task(fail())
+    gc.collect()
+    assert failed() is None
+    go_on.set()
+    await held
+
+
+async def test_an_idle_thread_holds_nothing_of_what_it_wrote(opened: bus.EmbeddedBus) -> None:
+    pipe = await opened.pipe(TOPIC)
+    await pipe.write([bytes(1 << 20)])
+    await pipe.confirmed(0)
+    written = weakref.ref(pipe)
+    del pipe
+    store = await opened.topic(TOPIC)
+    async with asyncio.timeout(60):
+        while written() is not None:  # it lets go a moment after it told
+            await asyncio.sleep(0)
+            gc.collect()
+    assert store.read(log.info) is not None
