@@ -28,6 +28,7 @@ VERSION = 1
 _INFO_KEY = b"\0"
 _INFO = struct.Struct("<IQQQQ")
 _HEAD = struct.Struct("<QI")
+_ONE = struct.Struct("<QII")  # the head of a batch of one message, and its length
 _KEY = struct.Struct(">Q")
 _message = tuple.__new__
 
@@ -110,14 +111,10 @@ def append(transaction: lmdb.Transaction, value: bytes, count: int, ring: Ring) 
     if size > ring.size or end - first > ring.records:
         cursor = transaction.cursor()
         cursor.set_range(_KEY.pack(first))
-        while size > ring.size or end - first > ring.records:
-            batch = cursor.value()
-            n = _HEAD.unpack_from(batch)[1]
-            if first + n == end:
-                break
-            first += n
-            size -= len(batch)
+        while first < end - count and (size > ring.size or end - first > ring.records):
+            size -= len(cursor.value())
             cursor.delete()
+            first = _KEY.unpack(cursor.key())[0]
     _store(transaction, Info(incarnation, first, end, size))
 
 
@@ -146,18 +143,18 @@ def read(transaction: lmdb.Transaction, position: int, end: int, max_messages: i
                 if not _find(cursor, position):
                     break
                 first, value = _KEY.unpack(cursor.key())[0], cursor.value()
-            n = _HEAD.unpack_from(value)[1]
-            if n == 1 and not messages and first == position == end - 1:  # nearly always where they come one by one
-                return [_message(Message, (position, bytes(value[_HEAD.size + 4 :])))]
+            _, n, length = _ONE.unpack_from(value)
+            if n == 1 and not messages and first == position == end - 1 and len(value) == _ONE.size + length:
+                return [_message(Message, (position, bytes(value[_ONE.size :])))]  # often, so in short
             lengths = struct.unpack_from(f"<{n}I", value, _HEAD.size)
         except (struct.error, *DAMAGE):
             break
         skipped = position - first
-        if skipped >= n:
+        ends = list(accumulate(lengths, initial=_HEAD.size + 4 * n))
+        if skipped >= n or ends[-1] != len(value):
             break
         taken = _fitting(lengths[skipped:], max_messages - len(messages), max_bytes - size, at_least=not messages)
         batch = bytes(value)
-        ends = list(accumulate(lengths, initial=_HEAD.size + 4 * n))
         bounds = ends[skipped : skipped + taken + 1]
         messages += [_message(Message, (at, batch[a:b])) for at, (a, b) in enumerate(pairwise(bounds), position)]
         if skipped + taken < n:
@@ -190,7 +187,9 @@ def _find(cursor: lmdb.Cursor, position: int) -> bool:
 
 
 def position_at(transaction: lmdb.Transaction, found: Info, micros: int) -> int:
-    """The first position written at or after a time, by the clocks of its writers; the end if there is none."""
+    """The first position written at or after a time, by the clocks of its writers; the end if there is none. Where the
+    log is damaged it may be one before.
+    """
     low, high = found.first, found.next
     cursor = transaction.cursor()
     while low < high:
@@ -198,9 +197,10 @@ def position_at(transaction: lmdb.Transaction, found: Info, micros: int) -> int:
         if not _find(cursor, middle):
             return found.next
         base = _KEY.unpack(cursor.key())[0]
-        time, n = _HEAD.unpack_from(cursor.value())
-        if time < micros:
-            low = base + n
+        value = cursor.value()
+        n = _counted(value)
+        if n and _HEAD.unpack_from(value)[0] < micros:
+            low = max(base + n, middle + 1)
         else:
             high = base
     return low

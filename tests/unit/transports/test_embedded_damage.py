@@ -171,6 +171,42 @@ async def test_a_topic_with_pages_of_zeros_is_set_aside(bus_directory: Path) -> 
     assert len(_set_aside(bus_directory)) == 1
 
 
+def _batches(path: Path, count: int, damaged: int, damage: bytes) -> lmdb.Environment:
+    """A log of batches of two, one a second, one of them damaged."""
+    environment = lmdb.open(str(path))
+    with environment.begin(write=True, buffers=True) as transaction:
+        for second in range(count):
+            value = log.pack([b"one", b"two"], second * 1_000_000)
+            log.append(transaction, value, 2, log.Ring(1_000, 1 << 30))
+        transaction.put((2 * damaged).to_bytes(8, "big"), damage)
+    return environment
+
+
+_DAMAGES = (b"", bytes(26), (99).to_bytes(8, "little") + bytes(18), bytes(8) + b"\xff" * 18)
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_a_place_by_time_leaves_nothing_out_though_a_batch_is_damaged(tmp_path: Path, damage: bytes) -> None:
+    with _batches(tmp_path, 9, 4, damage) as environment, environment.begin(buffers=True) as transaction:
+        found = log.info(transaction)
+        assert found is not None
+        for second in range(9):
+            assert log.position_at(transaction, found, second * 1_000_000) in (2 * second, 8)
+            assert log.position_at(transaction, found, second * 1_000_000) <= 2 * second
+
+
+@pytest.mark.parametrize("damage", _DAMAGES)
+def test_a_ring_turns_over_a_batch_that_is_damaged(tmp_path: Path, damage: bytes) -> None:
+    with _batches(tmp_path, 5, 2, damage) as environment, environment.begin(write=True, buffers=True) as transaction:
+        for _ in range(6):
+            log.append(transaction, log.pack([b"one", b"two"], 0), 2, log.Ring(6, 1 << 30))
+        found = log.info(transaction)
+        assert found is not None
+        assert (found.first, found.next) == (16, 22)
+        assert log.is_sound(transaction)
+        assert len(log.read(transaction, 16, 22, 100, 1 << 20)) == 6
+
+
 def _zero_a_leaf(data: Path) -> None:
     """One in the middle of the topic."""
     written = data.read_bytes()
