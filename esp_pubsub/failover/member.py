@@ -92,7 +92,7 @@ class Member:
         else:
             self.outbox.add(block)
         self._given[id] = chain
-        self._given.pop(id - self._buffer, None)
+        self._given.pop(id - self._buffer - 1, None)
         seen = self._seen.get(id)
         if seen is not None:
             self._compare(id, chain, seen)

@@ -273,12 +273,14 @@ def test_the_chain_of_a_block_is_known_if_it_was_given_or_seen(
     assert one.chain_at(id_) == (chain(id_) if found else None)
 
 
-def test_as_many_chains_are_kept_as_the_buffer_has_blocks() -> None:
+def test_chains_are_kept_of_a_full_buffer_and_of_the_block_in_front_of_it() -> None:
+    """That block is the last on the bus, and beats say its chain."""
     one = member(buffer=3)
     for id_ in range(1, 8):
         one.give(sealed(id_))
-        one.acked(id_)
-    assert [id_ for id_ in range(1, 8) if one.chain_at(id_) is not None] == [5, 6, 7]
+        one.acked(id_ - 3)
+    assert one.m == 4
+    assert [id_ for id_ in range(1, 8) if one.chain_at(id_) is not None] == [4, 5, 6, 7]
 
 
 # roles
