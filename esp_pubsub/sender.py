@@ -26,7 +26,7 @@ from .wire.frame import BEAT, WINDOW_BYTES, WINDOW_FRAMES, Sealed, frames, seal
 _BATCH_BLOCKS = 500
 _BATCH_BYTES = 1 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
-_GRACE = 0.1  # a driver that waits as long knows more of the trouble than we do
+GRACE = 1.1  # times `stall`: a driver that waits as long knows more of the trouble than we do
 
 
 class Sender:
@@ -150,7 +150,7 @@ class Sender:
                 self._outstanding.clear()
                 await self._outstanding.wait()
             try:
-                async with asyncio.timeout(self._stall + _GRACE):
+                async with asyncio.timeout(GRACE * self._stall):
                     now_done = await pipe.confirmed(done)
             except TimeoutError:
                 raise BusUnavailable(

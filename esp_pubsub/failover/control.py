@@ -83,6 +83,12 @@ def differences(ours: Setup, theirs: Setup) -> ConfigError | None:
     return ConfigError(f"another member of this failover group is set up differently: {text}", differences=pairs)
 
 
+async def read_to_behind(feed: Feed, broken: Break, read_to: int) -> int:
+    """How far a log is read when a break is: to what it passed, or to where the log begins now."""
+    first = (await feed.bounds()).first
+    return first - 1 if broken.incarnation else max(first - 1, read_to + (broken.messages or 0))
+
+
 def _sound(said: T) -> T:
     """What came from elsewhere, if it is of the types that stand above; else TypeError."""
     for field in fields(said):
@@ -154,8 +160,8 @@ class Control:
                 if self._read_to is None or self._read_to >= self._end - 1:
                     self.reading.set()
                 for message in await feed.read(_BACK, 1 << 20):
-                    if isinstance(message, Break) and self._read_to is not None:
-                        self._read_to, self._end = (await feed.bounds()).first - 1, 0  # what was there is no more
+                    if isinstance(message, Break) and self._read_to is not None:  # what was there is no more
+                        self._read_to, self._end = await read_to_behind(feed, message, self._read_to), 0
                     if isinstance(message, Message):
                         if self._bus.capabilities.replay:
                             self._read_to = message.position

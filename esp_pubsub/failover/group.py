@@ -20,8 +20,8 @@ from typing import Literal, cast
 from .._news import News
 from ..bus import Break, Bus, Deaths, Election, Feed, Message
 from ..errors import BusUnavailable, Closed, ConfigError
-from ..sender import Sender
-from .control import Beat, Claim, Control, Identity, Setup, differences
+from ..sender import GRACE, Sender
+from .control import Beat, Claim, Control, Identity, Setup, differences, read_to_behind
 from .log_election import LogElection
 from .member import Event, Member, Role
 
@@ -257,7 +257,7 @@ class Group:
                 broken = [at for at, kind in enumerate(map(type, found)) if kind is Break]
                 for start, end in zip([0, *(at + 1 for at in broken)], [*broken, len(found)], strict=True):
                     if start:
-                        await self._begin_anew(feed)
+                        await self._begin_anew(feed, cast(Break, found[start - 1]))
                     self._take(cast(Sequence[Message], found[start:end]))
                 self._told()
                 self._news.tell()
@@ -271,11 +271,12 @@ class Group:
         if messages and self._bus.capabilities.replay:
             self._followed = messages[-1].position
 
-    async def _begin_anew(self, feed: Feed) -> None:
-        """Continuity ended: what was followed so far says nothing of what comes next, nor of where that stands."""
+    async def _begin_anew(self, feed: Feed, broken: Break) -> None:
+        """Continuity ended: what was followed so far says nothing of what comes next."""
         self._member.rejoin()
         if self._bus.capabilities.replay:
-            self._followed = (await feed.bounds()).first - 1
+            followed = self._begun_at - 1 if self._followed is None else self._followed
+            self._followed = await read_to_behind(feed, broken, followed)
 
     async def _begin_at(self) -> int | Literal["latest"]:
         """A little before the end, so that the group's last block is found after a restart of all its members."""
@@ -408,7 +409,7 @@ class Group:
         """Unsent work, and nothing acknowledged for `stall` seconds since it came or since the last progress."""
         loop = asyncio.get_running_loop()
         before, since = self._sender.settled, loop.time()
-        while len(self._member.outbox) == 0 or loop.time() - since < self._stall:
+        while len(self._member.outbox) == 0 or loop.time() - since < GRACE * self._stall:
             if len(self._member.outbox) == 0 or self._sender.settled != before:
                 before, since = self._sender.settled, loop.time()
             await asyncio.sleep(self._stall / 20)

@@ -100,3 +100,18 @@ async def test_once_the_topic_was_made_anew_its_new_end_is_all_there_is_to_know(
     assert await control.is_current()
     running.cancel()
     await asyncio.wait([running])
+
+
+async def test_what_a_break_passed_at_the_end_counts_as_read() -> None:
+    log = Log(*(message(BEAT, SAID, position) for position in range(12)))
+    control = Control(log, "control", 5, 0, hear=lambda said: None)  # type: ignore[arg-type]
+    running = asyncio.ensure_future(control.run())
+    await until(control.reading.is_set)
+    log.bounds_now = Bounds(0, 15, 1)
+    assert not await control.is_current()
+    log.coming.put_nowait([Break("what stands here is damaged", 3)])
+    await until(log.coming.empty)
+    await asyncio.sleep(0)
+    assert await control.is_current()
+    running.cancel()
+    await asyncio.wait([running])
