@@ -44,6 +44,7 @@ def embedded_context(directory: Path, opener: Opener, **hooks: Any) -> conforman
         pipe = await bus.pipe(topic)
         for n in range(3):
             await pipe.write([b"trim %d" % n])
+        await pipe.confirmed(2)
         await bus.aclose()
 
     return conformance.Context(
