@@ -374,8 +374,17 @@ class EmbeddedPipe:
         self._news.tell()
 
     async def aclose(self) -> None:
-        """See `Pipe.aclose`."""
-        self._spoil()
+        """See `Pipe.aclose`. What is under way has a moment to get through."""
+        self._closed = True
+        self._news.tell()
+        try:
+            async with asyncio.timeout(_LAST_WORDS):
+                while self._under_way:
+                    await self._news.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._spoil()
 
 
 class _Reading:

@@ -128,7 +128,14 @@ async def test_what_was_given_up_is_not_written_when_the_lock_is_free_at_last(
     assert await stands(opened) == []
 
 
-async def test_of_a_pipe_that_is_let_go_of_only_what_was_begun_is_written(
+async def test_what_was_written_is_there_when_its_pipe_is_closed(opened: bus.EmbeddedBus) -> None:
+    pipe = await opened.pipe(TOPIC)
+    await pipe.write([b"1"])
+    await pipe.aclose()
+    assert opened._topics[TOPIC].read(log.info).next == 1  # type: ignore[union-attr]
+
+
+async def test_of_a_pipe_that_is_closed_while_the_lock_is_held_only_what_was_begun_is_written(
     opened: bus.EmbeddedBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = await opened.pipe(TOPIC)
