@@ -34,7 +34,7 @@ from esp_pubsub.testing.history import Confirmed, Delivered, Opened, Published, 
 
 ROOT = Path(__file__).parents[2]
 URL, SCHEMA = "dfESP://kills:5555/p/q/w", "id*:int64,text:string"
-FILES = {"data.mdb", "lock.mdb", "bell", "holder"}
+FILES = {"data.mdb", "lock.mdb", "bell", "holder", "boot"}
 REOPEN = 1.0  # seconds; a bound on what the SDK does, not on starting Python
 DEADLINE = 1.0  # how long a publisher waits for a lock
 LEASE = 1.0  # how long a group waits for a reader that lives
