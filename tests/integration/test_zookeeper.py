@@ -440,7 +440,7 @@ async def test_a_server_that_restarts_is_waited_for(zookeeper: Any, view: View, 
         back = time.monotonic()
         await until(lambda: standby.campaigning.done() or leader.campaigning.done())
         sys.stdout.write(f"leads {time.monotonic() - back:.3f} s after the restart\n")
-    assert len(warnings(caplog)) == 2  # one for each member
+    assert 1 <= len(warnings(caplog)) <= 2  # one for each member that was told before the server was back
     assert any("goes on" in record.getMessage() for record in caplog.records)
 
 
