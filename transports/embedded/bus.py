@@ -37,7 +37,7 @@ T = TypeVar("T")
 _META_MAP = 1 << 30
 _LAST_WORDS = 0.5
 _JUST = 0.1
-_AHEAD = 8 << 10
+_AHEAD = 8 << 10  # bytes of a pipe that may be under way when a write returns
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CAPABILITIES = Capabilities(
     suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=True, catalog=True,
@@ -245,8 +245,9 @@ class EmbeddedBus:
             return
         self._closed = True
         try:
-            for opened in list(self._open):
-                await opened.aclose()
+            async with asyncio.TaskGroup() as tasks:  # each within its bound, and so all of them
+                for opened in list(self._open):
+                    tasks.create_task(opened.aclose())
             for opening in list(self._opening.values()):
                 async with opening:
                     pass  # what was being opened is in our hands, or given back

@@ -75,7 +75,8 @@ def _check(opened: lmdb.Environment, path: Path, check: Check) -> None:
     data, boot = path / "data.mdb", processes.boot().encode()
     try:
         used = (opened.info()["last_pgno"] + 1) * opened.stat()["psize"]
-        with _opened(path / "boot") as fd:
+        known = False
+        with contextlib.suppress(OSError), _opened(path / "boot") as fd:
             known = os.read(fd, len(boot) + 1) == boot
         if (used > data.stat().st_size or not known) and not is_whole(opened, data):
             raise Broken("pages that are in use are not in the file")

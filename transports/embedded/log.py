@@ -111,10 +111,11 @@ def append(transaction: lmdb.Transaction, value: bytes, count: int, ring: Ring) 
     if size > ring.size or end - first > ring.records:
         cursor = transaction.cursor()
         cursor.set_range(_KEY.pack(first))
-        while first < end - count and (size > ring.size or end - first > ring.records):
+        while (first := _KEY.unpack(cursor.key())[0]) < end - count and (
+            size > ring.size or end - first > ring.records
+        ):
             size -= len(cursor.value())
             cursor.delete()
-            first = _KEY.unpack(cursor.key())[0]
     _store(transaction, Info(incarnation, first, end, size))
 
 

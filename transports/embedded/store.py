@@ -145,18 +145,22 @@ class Store:
         return bytes(name[:length])
 
     def _run(self) -> None:
-        while (first := self._writes.get()) is not None:
-            batch = [first]
-            while not self._writes.empty():  # nobody else takes from it
-                if (more := self._writes.get()) is None:
-                    self._writes.put(None)  # the closing mark: leave it for the next round
-                    break
-                batch.append(more)
+        while batch := self._pending():
             self._commit(batch)
-            more = None
-            del first, batch  # they hold what was written, and the next may be long in coming
+            del batch  # it holds what was written, and the next may be long in coming
         with self._guard:
             self._files.close()
+
+    def _pending(self) -> list[Write[Any]]:
+        """Wait for a write, and take all that have come; none at the end."""
+        batch: list[Write[Any]] = []
+        while not batch or not self._writes.empty():  # nobody else takes from it
+            if (write := self._writes.get()) is None:
+                if batch:
+                    self._writes.put(None)  # the closing mark: leave it for the next round
+                break
+            batch.append(write)
+        return batch
 
     def _commit(self, batch: list[Write[Any]]) -> None:
         try:
