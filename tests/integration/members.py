@@ -38,8 +38,7 @@ class Reader:
                 assert (block.run, block.id, block.rows()) == (run, self.following, rows(block.id)), block
                 self.following += 1
                 if confirm_every and block.id % confirm_every == 0:
-                    with contextlib.suppress(esp.BusUnavailable):  # the next one says it again
-                        await self.subscriber.confirm(block)
+                    await self.subscriber.confirm(block)
 
     async def nothing_more(self, seconds: float = 0.2) -> None:
         with pytest.raises(TimeoutError):
