@@ -59,8 +59,8 @@ class PublisherOptions:
     ack_timeout: float = 30.0
     """How long awaiting a delivery, or a flush, takes before DeliveryUnknown."""
     stall: float = 5.0
-    """How long the bus may leave written blocks unconfirmed before the sender begins anew; a tenth more, so that a driver
-    which waits as long itself is heard first."""
+    """How long the bus may leave written blocks unconfirmed before the sender begins anew; a tenth more, so that a
+    driver which waits as long itself is heard first."""
     close_timeout: float = 10.0
     """How long closing waits for what is not acknowledged yet."""
     body: Literal["rows", "arrow"] = "rows"
