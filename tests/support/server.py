@@ -47,12 +47,40 @@ class ServerFailed(Exception):
         self.clash = re.search("already[ _](in[ _])?use|eaddrinuse", log) is not None
 
 
+class _Ports:
+    """The ports that this process gives its servers, each only after all the others: one that was given may be free
+    until its server begins. Of pytest's workers each has a part of its own.
+    """
+
+    def __init__(self) -> None:
+        self._all, self._next = range(0), 0
+        self._giving = threading.Lock()
+
+    def give(self, count: int) -> range:
+        with self._giving:
+            if not self._all:
+                self._all = self._part()
+                self._next = random.SystemRandom().choice(self._all)
+            if self._next + count > self._all.stop:
+                self._next = self._all.start
+            self._next += count
+            return range(self._next - count, self._next)
+
+    def _part(self) -> range:
+        clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        end = clients if clients > 12_000 else 60_000
+        size = (end - 10_000) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        first = 10_000 + size * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        return range(first, first + size)
+
+
+_ports = _Ports()
+
+
 def free_ports(count: int) -> range:
     """Adjacent ports that nobody has on this host now."""
-    clients = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(100):
-        first = random.SystemRandom().randrange(10_000, (clients if clients > 12_000 else 60_000) - count)
-        ports = range(first, first + count)
+        ports = _ports.give(count)
         if all(map(_free, ports)):
             return ports
     raise ServerFailed(f"there are no {count} free ports")
