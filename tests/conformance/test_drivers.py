@@ -48,7 +48,7 @@ def embedded_context(directory: Path, opener: Opener, **hooks: Any) -> conforman
         await bus.aclose()
 
     return conformance.Context(
-        open_bus=opener, trim=trim, open_hasty_bus=embedded(directory, lease=0.2), patience=20.0, limit=90.0, **hooks
+        open_bus=opener, trim=trim, open_hasty_bus=embedded(directory, lease=1.0), patience=20.0, limit=90.0, **hooks
     )
 
 

@@ -109,7 +109,8 @@ def publish(folder: Path, environment: dict[str, str]) -> None:
         [sys.executable, "-X", "dev", "-W", "error", "publish.py"], cwd=folder, env=environment, text=True,
         capture_output=True, timeout=20,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    said = [line for line in done.stderr.splitlines() if not line.startswith("Executing <Task")]  # a slow machine
+    assert (done.returncode, done.stdout, said) == (0, "", [])
 
 
 def wait_for_topic(directory: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 import esp_pubsub as esp
 from esp_pubsub.spark_bridge.connection import close_all
@@ -138,9 +139,18 @@ class Window:
         return query
 
     def finish(self, stream: Any, function: Any = None, checkpoint: str = "checkpoint") -> None:
-        """Run until everything that is there now was read. What stops the query is raised."""
-        query = self.start(stream, function, checkpoint, availableNow=True)
-        assert query.awaitTermination(PATIENCE)
+        """Run until everything that is there now was read. What stops the query is raised, but that a worker of Spark's
+        took longer to start than Spark waits for it, as on a slow machine: then it is started again, twice at most.
+        """
+        for starts_left in reversed(range(3)):
+            query = self.start(stream, function, checkpoint, availableNow=True)
+            try:
+                assert query.awaitTermination(PATIENCE)
+            except StreamingQueryException as error:
+                if not starts_left or "failed to connect back" not in str(error):
+                    raise
+            else:
+                return
 
     def until(self, seen: Callable[[], bool], query: Any) -> None:
         """Wait for evidence."""

@@ -17,6 +17,7 @@ class Broker:
 
     def __init__(self):
         self.got = bytearray()
+        self.first = None  # when anything came
         self.ended = []
 
 
@@ -28,6 +29,7 @@ class Echo(asyncio.Protocol):
         self.transport = transport
 
     def data_received(self, data):
+        self.broker.first = self.broker.first or time.monotonic()
         self.broker.got += data
         self.transport.write(data)
 
@@ -197,9 +199,22 @@ async def test_a_delay_is_a_delay_and_not_a_throttle(proxy, broker, way):
         for number in range(20):
             await client.send(b"%d" % (number % 10))
             await asyncio.sleep(0.01)
-        assert (broker.got == b"") == (way == "up")
-        assert await client.receive(20) == b"0123456789" * 2
-        assert 0.3 <= time.monotonic() - begun < 0.3 * 20
+        assert await client.receive(1) == b"0"
+        way_up, way_down = broker.first - begun, time.monotonic() - broker.first
+        assert (way_up if way == "up" else way_down) >= 0.3
+        assert await client.receive(19) == b"123456789" + b"0123456789"
+        assert time.monotonic() - begun < 0.3 * 20
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+async def test_what_is_not_delayed_does_not_wait_for_the_other_way(proxy, broker, way):
+    async with connected(proxy) as client:
+        proxy.delay(3_600, way)
+        await client.send(b"late")
+        if way == "down":
+            await until(lambda: broker.got == b"late")
+        assert await client.hears_nothing()
+        assert broker.got == (b"late" if way == "down" else b"")
 
 
 async def test_what_is_delayed_passes_when_healed(proxy, broker):

@@ -199,10 +199,11 @@ def test_a_context_in_a_py_object_comes_back_as_the_pointer_that_it_is(library: 
 def test_stop_lets_blocks_that_came_reach_the_callback_only_if_told_to(
     library: Path, wait: int, expected: list[int]
 ) -> None:
-    second, rest_is_there, heard = Heard(2), threading.Event(), []
+    first, second, rest_is_there, heard = Heard(1), Heard(2), threading.Event(), []
 
     def received(events: Any, schema: Any, ctx: Any) -> None:
         heard.append(events.id)
+        first.add(events.id)
         second.add(events.id)
         if events.id == 1:
             assert rest_is_there.wait(10)
@@ -212,8 +213,10 @@ def test_stop_lets_blocks_that_came_reach_the_callback_only_if_told_to(
     subscriber = p.SubscriberStart(READ, received, None, None)
     assert p.Connect(subscriber) == 1
     publisher = connected()
-    assert [p.PublisherInject(publisher, block(n)) for n in range(4)] == [1] * 4
-    assert p.Stop(publisher, 1) == 1  # all four are on the bus, and the first one keeps the callback
+    assert p.PublisherInject(publisher, block(0)) == 1
+    first.wait()  # it was read alone, and keeps the callback
+    assert [p.PublisherInject(publisher, block(n)) for n in range(1, 4)] == [1] * 3
+    assert p.Stop(publisher, 1) == 1  # the others are on the bus, and are read in one go
     rest_is_there.set()
     second.wait()
     assert p.Stop(subscriber, wait) == 1

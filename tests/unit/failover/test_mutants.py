@@ -333,7 +333,9 @@ def a_reader_goes_on_without_its_state(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Subscriber, "_resume", without)
 
 
-@in_simulation(kind="log", all_lead=False)
+@in_simulation(
+    kind="log", all_lead=False, deaths=False, faults=0.0, accidents=(simulation.Accident(0.3, "freeze", 0, 0.8),)
+)
 def a_leader_does_not_step_down(patch: pytest.MonkeyPatch) -> None:
     hear = LogElection.hear
 
