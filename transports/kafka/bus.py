@@ -98,7 +98,7 @@ class KafkaBus:
                 return found
             await self.link.create(at.topic, at.partition + 1, self._options.replication, configs)
             await asyncio.sleep(0.02)  # until the broker that we ask has heard of it
-        raise BusUnavailable(f"the topic {at.topic} was made, and is not there")
+        raise BusUnavailable(f"the topic {at.topic} is not there, though the broker was asked to make it")
 
     async def pipe(self, topic: str) -> KafkaPipe:
         """See `Bus.pipe`."""

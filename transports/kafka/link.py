@@ -313,7 +313,10 @@ class Link:
         return len(partitions)
 
     async def create(self, topic: str, partitions: int, replication: int, configs: Mapping[str, str]) -> None:
-        """Make a topic, unless somebody else has by now."""
+        """Make a topic, unless somebody else has by now.
+
+        Nothing is made while the brokers are fenced, as they are for a moment after they began or stood still.
+        """
         admin, _ = await self._asking()
         with words(f"making the topic {topic}"):
             # without a number of copies the client wants to be told which brokers hold them: none in particular
@@ -323,8 +326,11 @@ class Link:
             except AttributeError:  # of the controller that nobody knows yet
                 raise NodeNotReadyError("no controller is known") from None
             _, error, *rest = answer.topic_errors[0]
+            reason = str(rest[0]) if rest else ""
+            if error == InvalidReplicationFactorError.errno and "currently fenced" in reason:
+                return
             if error not in (0, TopicAlreadyExistsError.errno):
-                raise for_code(error)(rest[0] if rest else "")
+                raise for_code(error)(reason)
 
     async def topics(self) -> list[str]:
         """All topics but Kafka's own."""
