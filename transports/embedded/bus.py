@@ -11,17 +11,16 @@ import contextlib
 import secrets
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from weakref import WeakSet
 
 import lmdb
 
-from esp_pubsub._news import News
 from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Shared, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, NoAnswer
 
@@ -29,19 +28,18 @@ from . import log, meta, processes
 from .bell import Bells
 from .files import Check
 from .options import EmbeddedOptions
+from .pipe import LARGEST, LAST_WORDS, EmbeddedPipe
 from .place import prepare, topic_directory
-from .store import Store, Write, close_store, open_store
+from .store import Store, close_store, open_store
 
 T = TypeVar("T")
 
 _META_MAP = 1 << 30
-_LAST_WORDS = 0.5
 _JUST = 0.1
-_AHEAD = 8 << 10  # bytes of a pipe that may be under way when a write returns
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CAPABILITIES = Capabilities(
     suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=True, catalog=True,
-    max_message_bytes=65 << 20, deaths=True,
+    max_message_bytes=LARGEST, deaths=True,
 )  # fmt: skip
 
 
@@ -103,7 +101,7 @@ def _close_all(stores: Sequence[Store]) -> None:
 
 
 class EmbeddedBus:
-    """A `Bus`, `Requests` and `Catalog` over one directory."""
+    """A `Bus`, `Requests`, `Catalog` and `Deaths` over one directory."""
 
     capabilities = _CAPABILITIES
 
@@ -237,7 +235,7 @@ class EmbeddedBus:
     async def last_words(self, function: Callable[[lmdb.Transaction], None]) -> None:
         """A write on the way out: carried out even if the caller is cancelled, and waited for only a little."""
         with contextlib.suppress(BusUnavailable, BusRefused):
-            await asyncio.shield(asyncio.ensure_future(self.meta.write(function, _LAST_WORDS)))
+            await asyncio.shield(asyncio.ensure_future(self.meta.write(function, LAST_WORDS)))
 
     async def aclose(self) -> None:
         """See `Bus.aclose`."""
@@ -255,137 +253,6 @@ class EmbeddedBus:
             self.bells.close()
             stores, self._topics = [*self._topics.values(), self.meta], {}
             await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close_all, stores))
-
-
-class _UnderWay(NamedTuple):
-    write: Write[None]
-    messages: int
-    size: int
-    since: float
-
-
-class EmbeddedPipe:
-    """A `Pipe`: each write is one commit, possibly together with others'.
-
-    A little may be under way when `write` returns: what comes right behind it is then in the thread's hands without a
-    turn of the loop in between. For more it waits, and meanwhile the next becomes more too. What goes wrong with one
-    write spoils all behind it: nothing may ever stand behind what is missing.
-    """
-
-    def __init__(self, store: Store, options: EmbeddedOptions) -> None:
-        self._store = store
-        self._deadline = options.deadline
-        self._ring = log.Ring(options.ring_records, options.ring_size)
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
-        self._under_way: deque[_UnderWay] = deque()
-        self._size = 0  # of what is under way
-        self._confirmed = 0
-        self._news = News()
-        self._error: Exception | None = None
-        self._spoilt = False
-        self._closed = False
-
-    async def write(self, frames: Sequence[bytes]) -> None:
-        """See `Pipe.write`."""
-        self._check()
-        if not frames:
-            return
-        taken = False
-        try:
-            too_large = max(map(len, frames))
-            if too_large > _CAPABILITIES.max_message_bytes:
-                raise BusRefused(f"a message of {too_large} bytes; the limit is {_CAPABILITIES.max_message_bytes}")
-            self._submit(log.pack(frames, time.time_ns() // 1000), len(frames))
-            while self._size > _AHEAD:
-                await self._news.wait()
-                self._check()
-            taken = True
-        finally:
-            if not taken:
-                self._spoil()
-
-    def _submit(self, value: bytes, count: int) -> None:
-        write = self._store.submit(partial(self._append, value, count), self._done)
-        self._under_way.append(_UnderWay(write, count, len(value), self._loop.time()))
-        self._size += len(value)
-        if self._timer is None:
-            self._timer = self._loop.call_later(self._deadline, self._look_for_late)
-
-    def _append(self, value: bytes, count: int, transaction: lmdb.Transaction) -> None:
-        """In the store's thread."""
-        if self._spoilt:
-            raise BusUnavailable("what stands in front of this was not written")
-        try:
-            log.append(transaction, value, count, self._ring)
-        except (BusUnavailable, BusRefused):  # the transaction goes on without it
-            self._spoilt = True
-            raise
-
-    def _done(self, _: None, error: Exception | None) -> None:
-        """In the store's thread, before it looks at the next write."""
-        if error is not None:
-            self._spoilt = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know
-            self._loop.call_soon_threadsafe(self._told, error)
-
-    def _told(self, error: Exception | None) -> None:
-        """The oldest write is through, or nothing more will be."""
-        if error is not None:
-            self._error = self._error or error
-            self._spoil()
-        elif self._under_way:  # else it was withdrawn, too late
-            _, messages, size, _ = self._under_way.popleft()
-            self._confirmed += messages
-            self._size -= size
-            self._news.tell()
-
-    def _look_for_late(self) -> None:
-        """What is under way for longer than the deadline is trouble. One timer at a time, not one for each write."""
-        self._timer = None
-        if not self._under_way:
-            return
-        late = self._under_way[0].since + self._deadline
-        if late <= self._loop.time():
-            self._told(self._store.locked(self._deadline))
-        else:
-            self._timer = self._loop.call_at(late, self._look_for_late)
-
-    async def confirmed(self, past: int) -> int:
-        """See `Pipe.confirmed`."""
-        while self._confirmed <= past:
-            self._check()
-            await self._news.wait()
-        return self._confirmed
-
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closed:
-            raise BusUnavailable("this pipe was closed")
-
-    def _spoil(self) -> None:
-        """Write nothing more, nor what the thread has not begun."""
-        self._spoilt = self._closed = True
-        for each in self._under_way:
-            each.write.withdraw()
-        self._under_way.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._news.tell()
-
-    async def aclose(self) -> None:
-        """See `Pipe.aclose`. What is under way has a moment to get through."""
-        self._closed = True
-        self._news.tell()
-        try:
-            async with asyncio.timeout(_LAST_WORDS):
-                while self._under_way:
-                    await self._news.wait()
-        except TimeoutError:
-            pass
-        finally:
-            self._spoil()
 
 
 class _Reading:

@@ -17,6 +17,7 @@ import esp_pubsub as esp
 from esp_pubsub.bus import Message
 from esp_pubsub.transports.embedded import bus, log
 from esp_pubsub.transports.embedded.options import EmbeddedOptions
+from esp_pubsub.transports.embedded.pipe import EmbeddedPipe
 
 from .test_embedded_lock import HOLD
 
@@ -46,29 +47,34 @@ async def stands(opened: bus.EmbeddedBus) -> list[bytes]:
 class Gate:
     """Holds up the first append of the store's thread."""
 
-    def __init__(self, append: Callable[..., None], error: Exception | None = None) -> None:
+    def __init__(self, append: Callable[..., None]) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
+        self.error: Exception | None = None
         self._append = append
-        self._error = error
 
     def __call__(self, *args: Any) -> None:
         first = not self.begun.is_set()
         self.begun.set()
         assert self.go_on.wait(60)
-        if first and self._error is not None:
-            raise self._error
+        if first and self.error is not None:
+            raise self.error
         self._append(*args)
 
     async def reached(self) -> None:
         await asyncio.to_thread(self.begun.wait, 60)
 
 
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    it = Gate(log.append)
+    monkeypatch.setattr(log, "append", it)
+    return it
+
+
 async def test_few_messages_are_written_behind_others_that_are_not_confirmed_yet(
-    opened: bus.EmbeddedBus, monkeypatch: pytest.MonkeyPatch
+    opened: bus.EmbeddedBus, gate: Gate
 ) -> None:
     pipe = await opened.pipe(TOPIC)
-    gate = Gate(log.append)
-    monkeypatch.setattr(log, "append", gate)
     await pipe.write([b"1", b"2"])
     await gate.reached()
     await pipe.write([b"3"])
@@ -87,12 +93,9 @@ async def test_a_write_of_many_returns_when_they_are_confirmed(opened: bus.Embed
 
 
 @pytest.mark.parametrize("error", [lmdb.DiskError("no space"), esp.BusRefused("no")], ids=["failed", "refused"])
-async def test_nothing_stands_behind_a_write_that_failed(
-    opened: bus.EmbeddedBus, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+async def test_nothing_stands_behind_a_write_that_failed(opened: bus.EmbeddedBus, gate: Gate, error: Exception) -> None:
+    gate.error = error
     pipe = await opened.pipe(TOPIC)
-    gate = Gate(log.append, error)
-    monkeypatch.setattr(log, "append", gate)
     await pipe.write([b"lost"])
     await gate.reached()
     await pipe.write([b"behind it"])
@@ -136,11 +139,9 @@ async def test_what_was_written_is_there_when_its_pipe_is_closed(opened: bus.Emb
 
 
 async def test_of_a_pipe_that_is_closed_while_the_lock_is_held_only_what_was_begun_is_written(
-    opened: bus.EmbeddedBus, monkeypatch: pytest.MonkeyPatch
+    opened: bus.EmbeddedBus, gate: Gate
 ) -> None:
     pipe = await opened.pipe(TOPIC)
-    gate = Gate(log.append)
-    monkeypatch.setattr(log, "append", gate)
     await pipe.write([b"begun"])
     await gate.reached()
     await pipe.write([b"not begun"])
@@ -181,7 +182,7 @@ async def test_a_pipe_that_failed_holds_no_memory_until_the_lock_is_free(opened:
     held = asyncio.create_task(store.write(lambda _: go_on.wait(60), 60))
     await asyncio.sleep(0)
 
-    async def fail() -> "weakref.ref[bus.EmbeddedPipe]":
+    async def fail() -> "weakref.ref[EmbeddedPipe]":
         pipe = await opened.pipe(TOPIC)
         with pytest.raises(esp.BusUnavailable):
             await pipe.write([bytes(1 << 20)])
