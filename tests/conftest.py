@@ -93,7 +93,7 @@ def blockbuster() -> Iterator[BlockBuster]:
     """Blocking calls below a frame of the SDK, in a thread whose loop runs, raise BlockingError."""
     with blockbuster_ctx("esp_pubsub") as guard:
         for function in guard.functions.values():  # what /proc says comes from memory
-            function.can_block_in("transports/embedded/processes.py", {"_started", "_place"})
+            function.can_block_in("transports/embedded/processes.py", {"_started", "_place", "process_of", "mapped"})
             function.can_block_in("esp_pubsub/registry.py", {"driver", "names"})  # set_pubsub_lib is no coroutine
         yield guard
 

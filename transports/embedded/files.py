@@ -10,15 +10,19 @@ small files get their place before they are mapped, and data that are not whole 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import logging
 import mmap
 import os
+import platform
 import struct
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import lmdb
 
@@ -34,7 +38,12 @@ _log = logging.getLogger("esp_pubsub.embedded")
 
 _MAX_READERS = 2_048
 _SLOT = 64  # bytes of a reader in lock.mdb
-_PATIENCE = 5.0  # seconds that an open waits for another process that is just opening, or setting aside
+_PATIENCE = 5.0  # seconds that an open waits for another process: for who sets aside, and for LMDB's first and last
+_TRIES = 5
+_FLOCK = struct.Struct("@hhqqi4x")  # Linux's own
+_MAGIC = struct.pack("@I", 0xBEEFC0DE)
+_WRITE_LOCK = 64  # where LMDB has it in lock.mdb: a mutex whose first word is the thread that holds it, and two flags
+_THREAD = 0x3FFF_FFFF
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 
 
@@ -43,8 +52,37 @@ class Broken(Exception):
 
 
 def environment(path: Path, *, map_bytes: int, disk: bool, check: Check) -> lmdb.Environment:
-    """Open LMDB's files. Raises Broken if a power cut left them unusable."""
+    """Open LMDB's files. Raises Broken if a power cut left them unusable. Blocks for as long as `_PATIENCE`."""
     reserve(path / "lock.mdb", _MAX_READERS * _SLOT)
+    _wait_for_openers(path)
+    for _ in range(_TRIES):
+        with contextlib.suppress(lmdb.MapResizedError):  # somebody made the map larger in this moment
+            return _environment(path, map_bytes, disk, check)
+    raise BusUnavailable(f"{path} cannot be opened: others make it larger all the while; try again")
+
+
+def _wait_for_openers(path: Path) -> None:
+    """LMDB waits without end for who opens these files first or closes them last. Here that has a bound."""
+    end = time.monotonic() + _PATIENCE
+    with _opened(path / "lock.mdb") as fd:
+        while who := _who_locks(fd):
+            if time.monotonic() > end:
+                raise BusUnavailable(f"{who} opens or closes {path} and does not go on; continue or end it")
+            time.sleep(0.01)
+
+
+def _who_locks(fd: int) -> str:
+    """Who has LMDB's own lock on a file for itself; empty if nobody has, or where that is not told."""
+    if sys.platform != "linux":
+        return ""
+    asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    if kind == fcntl.F_UNLCK:
+        return ""
+    return f"process {pid}" if pid else "a process of another pid namespace"
+
+
+def _environment(path: Path, map_bytes: int, disk: bool, check: Check) -> lmdb.Environment:
     try:
         opened = lmdb.open(
             str(path), map_size=map_bytes, sync=disk, metasync=disk, meminit=False, mode=0o600,
@@ -118,6 +156,50 @@ def _allocate(fd: int, size: int) -> bool:
             raise
         return False
     return True
+
+
+def settle(path: Path) -> None:
+    """Bring to the disk that an environment is where it is; what is in it LMDB brings there. What is above the bus need
+    not be ours to open.
+    """
+    for folder in (path, path.parent, path.parent.parent):
+        with contextlib.suppress(PermissionError):
+            fd = os.open(folder, os.O_RDONLY | _CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+class Lock(NamedTuple):
+    """Where this process has the first page of an environment's `lock.mdb` in memory. It cannot be read from the file:
+    to close that once more would take all of this process's locks off it.
+    """
+
+    path: Path
+    inode: int
+    address: int
+
+
+def lock_of(path: Path) -> Lock | None:
+    """LMDB's lock of an environment that is open here; None where the system, or this file system, does not tell."""
+    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":  # others' mutexes look otherwise
+        return None
+    file = path / "lock.mdb"
+    inode = os.stat(file).st_ino
+    address = processes.mapped("self", file, inode)
+    return Lock(file, inode, address) if address else None
+
+
+def holder(lock: Lock) -> str:
+    """The name of the process that has LMDB's write lock, by LMDB's own account; empty where that is not known. The
+    environment is open for as long as this takes.
+    """
+    head = ctypes.string_at(lock.address, _WRITE_LOCK + 4)
+    thread = int.from_bytes(head[_WRITE_LOCK:], sys.byteorder) & _THREAD
+    pid = processes.process_of(thread) if thread and head.startswith(_MAGIC) else 0
+    # a number of another pid namespace means a process here that has nothing to do with it
+    return processes.name_of(pid) if pid and processes.mapped(pid, lock.path, lock.inode) else ""
 
 
 def shared_page(path: Path) -> mmap.mmap:

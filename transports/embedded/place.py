@@ -11,7 +11,10 @@ from pathlib import Path
 
 from esp_pubsub.errors import BusRefused, ConfigError
 
-_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "glusterfs", "lustre"}
+_NETWORK = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "gpfs", "beegfs", "lustre", "glusterfs",
+    "fuse.glusterfs", "fuse.sshfs",
+}  # fmt: skip
 
 
 def default_directory() -> Path:
@@ -21,7 +24,9 @@ def default_directory() -> Path:
 
 
 def prepare(directory: Path) -> Path:
-    """The real path of a bus directory that is ours alone, made if missing. Raises BusRefused, saying what is wrong."""
+    """The real path of a bus directory that is ours alone, made if missing. Raises BusRefused, or ConfigError
+    where no bus can be, saying what is wrong.
+    """
     try:
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700, parents=True)

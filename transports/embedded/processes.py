@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 _UNKNOWN = "unknown"
 
@@ -43,23 +43,52 @@ def boot() -> str:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the system tells of a process, its state first; empty if there is none or it does not tell."""
+    """What the system tells of a process, its state first; empty if there is none. OSError where it does not tell, as
+    to a process that is out of descriptors: that says nothing of the other one.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
         return []
 
 
 def _started(pid: int) -> str:
-    """When a process began, empty if it has ended (nobody need have taken notice yet) or the system does not tell."""
+    """When a process began, empty if it has ended (nobody need have taken notice yet)."""
     stat = _stat(pid)
     return stat[19] if stat and stat[0] not in ("Z", "X") else ""
 
 
 def name() -> str:
-    """The name of this process."""
-    pid = os.getpid()
+    """The name of this process. OSError if the system does not tell it, at the first time."""
+    return _our_name(os.getpid())
+
+
+@cache
+def _our_name(pid: int) -> str:
+    return name_of(pid)
+
+
+def name_of(pid: int) -> str:
+    """The name of a process. OSError if the system does not tell it."""
     return "/".join((*_place(), str(pid), _started(pid)))
+
+
+def process_of(thread: int) -> int:
+    """The pid of the process that a thread belongs to; 0 if there is none. OSError if the system does not tell."""
+    try:
+        status = Path(f"/proc/{thread}/status").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(status.partition("\nTgid:")[2].split(maxsplit=1)[0])
+
+
+def mapped(process: int | Literal["self"], path: Path, inode: int) -> int:
+    """Where a process has the beginning of a file in its memory, 0 if nowhere. OSError if the system does not tell."""
+    for line in Path(f"/proc/{process}/maps").read_text(errors="replace").splitlines():
+        place, _, offset, _, number, *name = line.split(maxsplit=5)
+        if int(number) == inode and int(offset, 16) == 0 and name == [str(path)]:
+            return int(place.partition("-")[0], 16)
+    return 0
 
 
 def _parsed(process: str) -> _Name | None:
@@ -78,9 +107,12 @@ def number(process: str) -> int | None:
 def pid_of(process: str) -> int | None:
     """The pid of a named process, if it is one of ours to see: same boot, same namespace, still the same process."""
     it = _parsed(process)
-    if it is None or (it.boot, it.namespace) != _place() or not it.started or _started(it.pid) != it.started:
+    if it is None or (it.boot, it.namespace) != _place() or not it.started:
         return None
-    return it.pid
+    try:
+        return it.pid if _started(it.pid) == it.started else None
+    except OSError:
+        return None
 
 
 def is_gone(process: str) -> bool:
@@ -89,7 +121,12 @@ def is_gone(process: str) -> bool:
     boot, namespace = _place()
     if it is None or _UNKNOWN in (it.boot, boot):
         return False
-    return it.boot != boot or (it.namespace == namespace and pid_of(process) is None)
+    if it.boot != boot or it.namespace != namespace:
+        return it.boot != boot
+    try:
+        return not it.started or _started(it.pid) != it.started
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

@@ -69,16 +69,19 @@ class Store:
         self.pid = os.getpid()
         self.disk = disk
         self.users = 0
+        self._name = processes.name().encode()
         path.mkdir(mode=0o700, exist_ok=True)
         with contextlib.ExitStack() as opened:
             self._ringer = Ringer(self.bell)
             opened.callback(self._ringer.close)
             self._page = opened.enter_context(files.shared_page(path / "holder"))
             self._env = opened.enter_context(files.environment(path, map_bytes=map_bytes, disk=disk, check=check))
+            if disk:
+                files.settle(path)
+            self._lock = files.lock_of(path)
             self._files = opened.pop_all()
         self._guard = threading.Lock()  # a read transaction excludes a change of the map's size, and the end
         self._writes: queue.SimpleQueue[Write[Any] | None] = queue.SimpleQueue()
-        self._name = processes.name().encode()
         self._commits = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"esp-write-{path.name}", daemon=True)
@@ -131,13 +134,26 @@ class Store:
 
     def locked(self, seconds: float) -> BusUnavailable:
         """What to say of a write that did not get through in that time."""
-        process = "" if self._closed else self._holder().decode(errors="replace")  # it may be half written
+        process = self._known_holder()
         holder = processes.number(process)
         who = f"process {holder} holds it" if holder else "nobody is known to hold it"
+        way_out = "if it is stopped, continue or end it"
+        if holder == os.getpid():
+            who, way_out = "a commit of our own takes longer", "see what is slow about the disk"
         return BusUnavailable(
-            f"no write lock on {self.path} within {seconds:g} s: {who}; if it is stopped, continue or end it",
-            process=process or None,
+            f"no write lock on {self.path} within {seconds:g} s: {who}; {way_out}", process=process or None
         )
+
+    def _known_holder(self) -> str:
+        with self._guard:  # until then nothing of it is closed
+            if self._closed:
+                return ""
+            named = self._holder().decode(errors="replace")  # it may be half written
+            if named or self._lock is None:
+                return named
+            with contextlib.suppress(OSError):
+                return files.holder(self._lock)  # who was stopped with the lock, before it could say so
+            return ""
 
     def _holder(self) -> bytes:
         """The name of the process that holds the lock, or what stands in its place."""
@@ -197,7 +213,8 @@ class Store:
                     ]
             except lmdb.MapFullError:
                 with self._guard:
-                    self._env.set_mapsize(self._env.info()["map_size"] * 2)
+                    if not self._env.reader_check():  # a dead reader may keep pages that are free
+                        self._env.set_mapsize(self._env.info()["map_size"] * 2)
             except lmdb.MapResizedError:
                 with self._guard:
                     self._env.set_mapsize(0)
@@ -239,7 +256,7 @@ def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -
 
 
 def _translated(error: Exception, what: str) -> Exception:
-    if isinstance(error, lmdb.DiskError | OSError):
+    if isinstance(error, lmdb.DiskError | OSError) or type(error) is lmdb.Error:  # which is one of the system's own
         return BusUnavailable(f"{what} failed: {error}; is the disk full?")
     return BusRefused(f"{what} failed: {type(error).__name__}: {error}")
 

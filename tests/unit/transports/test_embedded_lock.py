@@ -17,7 +17,8 @@ import lmdb
 import pytest
 
 import esp_pubsub as esp
-from esp_pubsub.transports.embedded import bus, log, processes, store
+from esp_pubsub.transports.embedded import bus, files, log, processes, store
+from esp_pubsub.transports.embedded.options import EmbeddedOptions
 from esp_pubsub.transports.embedded.place import topic_directory
 
 HOLD = """
@@ -75,6 +76,26 @@ async def test_the_name_of_who_took_the_lock_next_is_left_alone(opened: store.St
     assert opened._holder() == b"other"
     await opened.write(log.begin, 5)
     assert opened._holder() == b""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where LMDB's mutex tells who holds it")
+async def test_a_holder_that_was_stopped_before_it_could_say_so_is_named(opened: store.Store) -> None:
+    with held(opened.path) as process:
+        assert opened._holder() == b"", "it is not one of ours"
+        with pytest.raises(esp.BusUnavailable, match=f"process {process.pid} holds it") as caught:
+            await opened.write(log.begin, 0.1)
+        assert caught.value.process == processes.name_of(process.pid)  # type: ignore[attr-defined]
+    await opened.write(log.begin, 5)
+
+
+async def test_a_commit_of_our_own_that_takes_long_is_not_called_a_stopped_process(opened: store.Store) -> None:
+    go_on = threading.Event()
+    holding = asyncio.create_task(opened.write(lambda _: go_on.wait(60), 60))
+    await asyncio.sleep(0)
+    with pytest.raises(esp.BusUnavailable, match="a commit of our own"):
+        await opened.write(log.begin, 0.1)
+    go_on.set()
+    await holding
 
 
 async def test_a_write_that_was_given_up_holds_no_memory_until_the_lock_is_free(opened: store.Store) -> None:
@@ -247,3 +268,67 @@ def test_an_open_that_nobody_waits_for_at_the_loops_end_is_closed_all_the_same(
     monkeypatch.setattr(bus, "open_store", slowly)
     asyncio.run(cancelled())
     assert not store._open
+
+
+FIRST = """
+import fcntl, os, sys
+lock = os.open(sys.argv[1], os.O_RDWR)
+fcntl.lockf(lock, fcntl.LOCK_EX, 1, 0)
+print(flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="where the system tells who has a lock")
+async def test_an_open_behind_a_process_that_stopped_in_its_own_names_it(
+    bus_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who opens an environment first has LMDB's lock on it alone, and LMDB waits for that without end."""
+    async with esp.init(dir=bus_directory):
+        pass
+    monkeypatch.setattr(files, "_PATIENCE", 0.1)
+    command = [sys.executable, "-c", FIRST, str(bus_directory / "meta" / "lock.mdb")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        first.stdout.readline()
+        with pytest.raises(esp.BusUnavailable, match=f"process {first.pid} opens or closes"):
+            await esp.init(dir=bus_directory)
+        first.kill()
+    async with esp.init(dir=bus_directory):
+        pass
+
+
+async def test_a_topic_that_opens_after_a_close_was_cancelled_is_closed_again(
+    bus_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    open_store = store.open_store
+
+    def slowly(*args: Any, **how: Any) -> store.Store:
+        begun.set()
+        assert go_on.wait(60)
+        return open_store(*args, **how)
+
+    opened = await bus.open_bus(EmbeddedOptions(dir=bus_directory))
+    monkeypatch.setattr(bus, "open_store", slowly)
+    opening = asyncio.create_task(opened.pipe("t"))
+    await asyncio.to_thread(begun.wait, 60)
+    closing = asyncio.create_task(opened.aclose())
+    await asyncio.wait([closing], timeout=0.01)
+    closing.cancel()
+    await asyncio.wait([closing])
+    go_on.set()
+    with pytest.raises(esp.BusUnavailable, match="closed"):
+        await opening
+    assert not store._open
+
+
+async def test_what_is_made_for_durability_disk_has_its_place_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: brought.append(os.readlink(f"/proc/self/fd/{fd}")))
+    path = tmp_path / "topics" / "t"
+    opened = await asyncio.to_thread(store.open_store, path, map_bytes=1 << 20, disk=True, check=log.is_sound)
+    await asyncio.to_thread(store.close_store, opened)
+    assert brought == [str(path), str(path.parent), str(tmp_path)]

@@ -1,6 +1,7 @@
 """Processes by name: who is gone, who may be ended, and what an earlier boot left in the bus's records."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -12,13 +13,10 @@ import lmdb
 import pytest
 
 import esp_pubsub as esp
+from esp_pubsub.bus import Message
 from esp_pubsub.transports.embedded import meta, processes
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system tells of no process")
-
-
-def _name(pid: int) -> str:
-    return "/".join((*processes._place(), str(pid), processes._started(pid)))
 
 
 def _earlier_boot() -> str:
@@ -33,7 +31,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_process_that_runs_is_not_ended_and_one_that_is_stopped_is(process: subprocess.Popen[bytes]) -> None:
-    name = _name(process.pid)
+    name = processes.name_of(process.pid)
     assert not processes.end(name)
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -42,13 +40,44 @@ def test_a_process_that_runs_is_not_ended_and_one_that_is_stopped_is(process: su
 
 
 async def test_a_process_that_nobody_has_reaped_yet_is_gone(process: subprocess.Popen[bytes]) -> None:
-    name = _name(process.pid)
+    name = processes.name_of(process.pid)
     assert not processes.is_gone(name)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert processes.is_gone(name)
     async with asyncio.timeout(60):
         await processes.gone(name)
+
+
+def test_to_a_process_that_can_open_no_file_nobody_is_gone(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_text(_: Path, errors: str) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    theirs, ours = processes.name_of(process.pid), processes.name()
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert not processes.is_gone(theirs)
+    assert processes.pid_of(theirs) is None
+    assert not processes.end(theirs)
+    assert processes.name() == ours
+
+
+NAMED = r"""
+import ctypes
+ctypes.CDLL(None).prctl(15, b"name \xe2\x82", 0, 0, 0)  # PR_SET_NAME, cut within a character as the system does
+print(flush=True)
+input()
+"""
+
+
+def test_a_process_whose_name_is_no_text_is_one_like_others() -> None:
+    with subprocess.Popen([sys.executable, "-c", NAMED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        name = processes.name_of(processes.process_of(process.pid))
+        assert processes.pid_of(name) == process.pid
+        process.kill()
 
 
 def test_a_process_of_an_earlier_boot_is_gone_and_one_of_another_namespace_is_not_known_to_be() -> None:
@@ -140,3 +169,34 @@ async def test_a_reader_that_waits_for_a_group_goes_on_when_the_one_before_dies_
             async with asyncio.timeout(60):
                 assert len(await waiting) == 1
             await feed.aclose()
+
+
+WRITER = """
+import asyncio, os, signal, sys
+
+import esp_pubsub as esp
+from esp_pubsub.transports.embedded.bell import Ringer
+
+async def main():
+    async with esp.init(dir=sys.argv[1]) as client:
+        pipe = await client.bus.pipe("topic")
+        Ringer.ring = lambda ringer: os.kill(os.getpid(), signal.SIGKILL)
+        await pipe.write([b"committed"])
+        await pipe.confirmed(0)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the next ring tells of it")
+async def test_what_a_process_committed_that_died_before_it_rang_wakes_its_readers(bus_directory: Path) -> None:
+    async with esp.init(dir=bus_directory) as client:
+        feed = await client.bus.feed("topic", "earliest", None)
+        waiting = asyncio.create_task(feed.read(1, 1))
+        died = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", WRITER, str(bus_directory)], check=False)
+        assert died.returncode == -signal.SIGKILL
+        async with asyncio.timeout(20):
+            (found,) = await waiting
+        assert isinstance(found, Message)
+        assert found.data == b"committed"
+        await feed.aclose()

@@ -281,6 +281,38 @@ async def test_a_full_disk_is_trouble_that_ends_when_there_is_room_again(tmp_pat
         assert await _read(disk / "bus", 4) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("size", [2_000, 2_250, 2_500, 2_750])
+async def test_a_disk_that_ends_within_a_commit_is_trouble_that_ends_too(tmp_path, size: int) -> None:
+    """The system may then say EIO, and not that there is no space left."""
+    disk = tmp_path / "disk"
+    with _mounted(disk, f"size={size}k"):
+        async with (
+            esp.init(dir=disk / "bus") as client,
+            client.publisher(URL, SCHEMA) as publisher,
+        ):
+            last = [await publisher.inject([(n, "x" * 100_000)]) for n in range(40)][-1]
+            with pytest.raises(esp.DeliveryUnknown):
+                await publisher.delivered(last.id, 0.5)
+            subprocess.run(["mount", "-o", "remount,size=20m", disk], check=True)
+            assert await last == "acked"
+        assert await _read(disk / "bus", 40) == list(range(40))
+
+
+async def test_locks_of_file_systems_that_number_alike_are_told_apart(tmp_path) -> None:
+    with _mounted(tmp_path / "a", "size=10m"), _mounted(tmp_path / "b", "size=10m"):
+        stores = [
+            await asyncio.to_thread(
+                store.open_store, tmp_path / at / "bus", map_bytes=1 << 20, disk=False, check=log.is_sound
+            )
+            for at in ("a", "b")
+        ]
+        first, second = (opened._lock for opened in stores)
+        assert first.inode == second.inode
+        assert first.address != second.address
+        for opened in stores:
+            await asyncio.to_thread(store.close_store, opened)
+
+
 OPEN = """
 import asyncio, sys
 import esp_pubsub as esp
