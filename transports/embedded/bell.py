@@ -3,6 +3,9 @@
 Whoever commits rings: one write to the file `bell` beside the data. Readers watch that file: inotify on Linux, kqueue
 on the BSDs and macOS, a slow look at its time elsewhere. Rings that come together wake a reader once, which is what a
 bell wants. The order that loses no ring: watch, then read until there is nothing, then wait.
+
+Who is killed between its commit and its ring has told nobody. On Linux the end of its process rings then: the system
+closes the file it had open for writing, and that is watched for too.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from esp_pubsub.errors import BusUnavailable
 from .files import reserve
 
 _LOST = -1  # the number of an event that tells of events that were lost
-_IN_MODIFY = 0x2
+_IN_MODIFY, _IN_CLOSE_WRITE = 0x2, 0x8
 _IN_NONBLOCK, _IN_CLOEXEC = os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)
 _EVENT = struct.Struct("iIII")
 _POLL = 0.05
@@ -84,8 +87,11 @@ class Bells:
             event.set()
 
     def close(self) -> None:
-        """Stop watching everything; an `unwatch` that comes later touches nothing any more."""
+        """Stop watching everything; who waits looks again. An `unwatch` that comes later touches nothing any more."""
         self._closed = True
+        self._heard(_LOST)
+        for number in self._paths.values():
+            self._source.remove(number)
         self._paths.clear()
         self._watchers.clear()
         self._source.stop()
@@ -119,7 +125,7 @@ class _Inotify:
         loop.add_reader(self._fd, self._read)
 
     def add(self, path: Path) -> int:
-        return self._call("inotify_add_watch", self._fd, os.fsencode(path), _IN_MODIFY)
+        return self._call("inotify_add_watch", self._fd, os.fsencode(path), _IN_MODIFY | _IN_CLOSE_WRITE)
 
     def remove(self, number: int) -> None:
         with contextlib.suppress(OSError):
