@@ -127,7 +127,11 @@ class EmbeddedBus:
             self._check_open()
             if name not in self._topics:
                 path, map_bytes = topic_directory(self._root, name), max(4 * self.options.ring_size, 1 << 30)
-                self._topics[name] = await _opened(path, map_bytes, self.options, log.is_sound)
+                store = await _opened(path, map_bytes, self.options, log.is_sound)
+                if self._closed:  # by a close that was cancelled before this came
+                    await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, close_store, store))
+                    self._check_open()
+                self._topics[name] = store
             if name not in self._entered:  # it can be open and not entered, if a lock was not free before
                 await self._enter(name, self._topics[name])
                 self._entered.add(name)
@@ -203,6 +207,7 @@ class EmbeddedBus:
             async with asyncio.timeout(timeout):
                 await self.change_meta(lambda t: meta.ask(t, topic, number, deadline, data))
                 while True:
+                    self._check_open()
                     bell.clear()
                     reply = self.meta.read(lambda t: meta.answered(t, number))
                     if reply is not None:
@@ -219,6 +224,7 @@ class EmbeddedBus:
         bell = self.bells.watch(self.meta.bell)
         try:
             while True:
+                self._check_open()
                 bell.clear()
                 asked = self.meta.read(lambda t: meta.has_question(t, topic))
                 question = await self.change_meta(lambda t: meta.take_question(t, topic)) if asked else None
@@ -296,9 +302,10 @@ class EmbeddedFeed:
         self._holder = secrets.token_hex(8)
         self._generation = 0
         self._renew_at = 0.0
-        self._forgotten = False
+        self._lost = ""  # what is to be told of it
+        self._begins_anew = False
         self._position, self._incarnation = self._place(start)
-        self._bell = bus.bells.watch(store.bell)
+        self._bell = self._group_bell = bus.bells.watch(store.bell)
         self._closed = False
         reading.feeds.add(self)
 
@@ -327,18 +334,21 @@ class EmbeddedFeed:
         if self._group is not None:
             await self._hold_group()
         while True:
-            if self._closed:
-                raise BusUnavailable("this feed was closed")
+            self._check_open()
             self._bell.clear()
             found = self._read(max_messages, max_bytes)
             if found:
                 return found
             await self._wait()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BusUnavailable("this feed was closed")
+
     def _read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
-        if self._forgotten:
-            self._forgotten = False
-            return [Break("how far this group was is lost, as the bus's own records were damaged", None)]
+        if self._lost:
+            broken, self._lost = Break(self._lost, None), ""
+            return [broken]
         if messages := self._reading.lately(self._incarnation, self._position, max_messages, max_bytes):
             self._position = messages[-1].position + 1
             return messages
@@ -401,9 +411,10 @@ class EmbeddedFeed:
         self._renew_at = meta.boot_time() + lease / 3
 
     async def _take_group(self, group: str, lease: float) -> None:
-        bell = self._bus.bells.watch(self._bus.meta.bell)
+        bell = self._group_bell = self._bus.bells.watch(self._bus.meta.bell)
         try:
             while True:
+                self._check_open()
                 bell.clear()
                 record = self._bus.meta.read(lambda t: meta.group(t, self._topic, group))
                 if meta.is_free(record):
@@ -420,11 +431,29 @@ class EmbeddedFeed:
         self._generation = record.generation
         self.state = record.state
         if record.state is None:
-            self._forgotten = self._bus.meta.read(lambda t: meta.is_forgotten(t, self._topic))
+            if self._bus.meta.read(lambda t: meta.is_forgotten(t, self._topic)):
+                self._lost = "how far this group was is lost, as the bus's own records were damaged"
             return
         self._incarnation = record.incarnation
         if record.position is not None:
-            self._position = record.position
+            self._position = self._store.read(partial(self._where_it_was, record))
+
+    def _where_it_was(self, record: meta.Group, transaction: lmdb.Transaction) -> int:
+        """Where the group goes on. A power cut may take the end of a topic and leave what was stored of its groups,
+        and others have appended since: then what the group had confirmed is not there, or something else is. It reads
+        from the front again, and drops by the ids what it has had.
+        """
+        found, position = self._info(transaction), record.position
+        assert position is not None
+        if found.incarnation != record.incarnation or position <= found.first:
+            return position
+        if position <= found.next:
+            mark = log.mark(transaction, position - 1)
+            if None in (mark, record.mark) or mark == record.mark:
+                return position
+        self._begins_anew = True
+        self._lost = "the end of the topic was lost, as in a power cut, and with it what this group had confirmed"
+        return found.first
 
     async def bounds(self) -> Bounds:
         """See `Feed.bounds`."""
@@ -437,10 +466,14 @@ class EmbeddedFeed:
     async def confirm(self, position: int | None, state: bytes) -> None:
         """See `Feed.confirm`."""
         group, generation, incarnation = str(self._group), self._generation, self._incarnation
-        following = None if position is None else position + 1
+        following = mark = None
+        if position is not None:
+            following, mark = position + 1, self._store.read(lambda t: log.mark(t, position))
+        anew = self._begins_anew and position is not None
         await self._bus.change_meta(
-            lambda t: meta.store(t, self._topic, group, generation, incarnation, following, state)
+            lambda t: meta.store(t, self._topic, group, generation, incarnation, following, mark, state, anew=anew)
         )
+        self._begins_anew = self._begins_anew and not anew
 
     async def aclose(self) -> None:
         """See `Feed.aclose`."""
@@ -448,6 +481,7 @@ class EmbeddedFeed:
             return
         self._closed = True
         self._bell.set()
+        self._group_bell.set()
         self._reading.feeds.discard(self)
         if len(self._reading.feeds) < 2:
             self._reading.forget()

@@ -1,4 +1,4 @@
-"""A topic as a log in LMDB: one key per batch of messages, positions counted from 0 for ever (embedded-storage facts).
+"""A topic as a log in LMDB: one key per batch of messages, positions counted from 0 for ever.
 
     key  b"\\0"                          value  INFO: version, incarnation, first, next, bytes
     key  position of a batch's first     value  HEAD: time, n; then n lengths; then n messages
@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
+from zlib import crc32
 
 import lmdb
 
@@ -105,7 +106,8 @@ def pack(frames: Sequence[bytes], now: int) -> bytes:
 def append(transaction: lmdb.Transaction, value: bytes, count: int, ring: Ring) -> None:
     """Put a packed batch at the end and trim the front to the ring."""
     incarnation, first, end, size = begin(transaction)
-    transaction.put(_KEY.pack(end), value, append=True)
+    if not transaction.put(_KEY.pack(end), value, append=True):
+        raise BusRefused(f"the topic holds something behind its end, position {end}: it is damaged")
     end += count
     size += len(value)
     if size > ring.size or end - first > ring.records:
@@ -132,7 +134,7 @@ def empty(transaction: lmdb.Transaction) -> None:
 def read(transaction: lmdb.Transaction, position: int, end: int, max_messages: int, max_bytes: int) -> list[Message]:
     """Messages from `position` on, which the log must hold, up to `end`: at least one, then within bounds.
 
-    None at all if what is there is damaged; then the transaction may be good for nothing any more.
+    An empty list if what is there is damaged; then the transaction may be good for nothing any more.
     """
     messages: list[Message] = []
     size = 0
@@ -163,6 +165,23 @@ def read(transaction: lmdb.Transaction, position: int, end: int, max_messages: i
         size += bounds[-1] - bounds[0]
         position = first + n
     return messages
+
+
+def mark(transaction: lmdb.Transaction, position: int) -> int | None:
+    """What tells the message at a position from another one; None if the log does not hold it, or it is damaged."""
+    cursor = transaction.cursor()
+    try:
+        if not _find(cursor, position):
+            return None
+        skipped, value = position - _KEY.unpack(cursor.key())[0], cursor.value()
+        n = _counted(value)
+        if skipped >= n:
+            return None
+        lengths = struct.unpack_from(f"<{n}I", value, _HEAD.size)
+    except (struct.error, *DAMAGE):
+        return None
+    start = _HEAD.size + 4 * n + sum(lengths[:skipped])
+    return crc32(value[start : start + lengths[skipped]])
 
 
 def following(transaction: lmdb.Transaction, position: int, end: int) -> int:

@@ -104,7 +104,9 @@ def retained(transaction: lmdb.Transaction, topic: str, key: str) -> bytes | Non
 
 
 class Group(NamedTuple):
-    """The record of a group. `position` is where its next reader begins, None before the first confirm in order."""
+    """The record of a group. `position` is where its next reader begins, None before the first confirm in order; `mark`
+    is the log's of the message before it, where that was known.
+    """
 
     generation: int
     holder: str
@@ -114,6 +116,7 @@ class Group(NamedTuple):
     position: int | None
     state: bytes | None
     lease: float = 0.0
+    mark: int | None = None
 
 
 _NOBODY = Group(0, "", "", 0.0, 0, None, None)
@@ -175,13 +178,18 @@ def store(
     generation: int,
     incarnation: int,
     position: int | None,
+    mark: int | None,
     state: bytes,
+    *,
+    anew: bool,
 ) -> None:
-    """Position and state in one step; a position never goes back within an incarnation."""
+    """Position and state in one step; a position never goes back within an incarnation, but with `anew`."""
     record = held(transaction, topic, name, generation)
-    if record.incarnation == incarnation and record.position is not None:
-        position = max(record.position, position or 0)
-    _put_group(transaction, topic, name, record._replace(incarnation=incarnation, position=position, state=state))
+    known = record.position if record.incarnation == incarnation and not anew else None
+    if known is not None and known >= (position or 0):
+        position, mark = record.position, record.mark
+    stored = record._replace(incarnation=incarnation, position=position, mark=mark, state=state)
+    _put_group(transaction, topic, name, stored)
 
 
 def let_go(transaction: lmdb.Transaction, topic: str, name: str, holder: str) -> None:

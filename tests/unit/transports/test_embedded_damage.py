@@ -350,6 +350,44 @@ async def test_a_group_is_told_when_what_it_had_confirmed_is_lost(bus_directory:
     assert "is lost" in skipped[1][0].reason
 
 
+async def _confirmed(directory: Path, count: int, told: list[Any]) -> list[tuple[Any, ...]]:
+    """What a group is given, and confirms."""
+    rows = []
+    async with (
+        esp.init(dir=directory, on_notice=told.append) as client,
+        client.subscriber(URL, side="in", group="g", start="earliest") as subscriber,
+    ):
+        async with asyncio.timeout(60):
+            while len(rows) < count:
+                block = await anext(subscriber)
+                rows += block.rows()
+                await subscriber.confirm(block)
+        await subscriber.confirm()
+    return rows
+
+
+@pytest.mark.parametrize("since", [2, 5, 20])
+async def test_a_group_misses_nothing_though_the_end_of_its_topic_was_lost(bus_directory: Path, since: int) -> None:
+    """A power cut took what it had confirmed last, and others have published since: less, as much, or more."""
+    data, told = topic_directory(bus_directory, TOPIC) / "data.mdb", []
+    await _publish(bus_directory, range(5))
+    assert len(await _confirmed(bus_directory, 5, told)) == 5
+    before = data.read_bytes()
+    await _publish(bus_directory, range(5, 10))
+    assert len(await _confirmed(bus_directory, 5, told)) == 5
+    data.write_bytes(before)
+    await _publish(bus_directory, range(100, 100 + since))
+    assert told == []
+    assert [row[0] for row in await _confirmed(bus_directory, since, told)] == list(range(100, 100 + since))
+    assert [notice.reason for notice in told if isinstance(notice, Skipped)] == [
+        "the end of the topic was lost, as in a power cut, and with it what this group had confirmed"
+    ]
+    told.clear()
+    await _publish(bus_directory, range(200, 203))
+    assert [row[0] for row in await _confirmed(bus_directory, 3, told)] == [200, 201, 202]
+    assert told == [], "it is told once"
+
+
 async def test_an_environment_of_another_version_is_refused_and_kept(bus_directory: Path) -> None:
     await _publish(bus_directory, range(1))
     data = topic_directory(bus_directory, TOPIC) / "data.mdb"

@@ -1,5 +1,6 @@
 """Feeds of one client on one topic: what one has read the others need not."""
 
+import asyncio
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from esp_pubsub.bus import Break
+from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.transports.embedded import log
 from esp_pubsub.transports.embedded.bus import EmbeddedBus, EmbeddedFeed, open_bus
 from esp_pubsub.transports.embedded.options import EmbeddedOptions
@@ -118,3 +120,17 @@ async def test_a_batch_that_is_damaged_is_told_and_passed(bus: EmbeddedBus, dama
     await pipe.confirmed(1)
     await store.write(lambda t: t.put((31).to_bytes(8, "big"), damage), 5.0)
     assert await feed.read(100, 1 << 20) == [Break("what stands here is damaged", 1)]
+
+
+async def test_a_feed_that_is_closed_while_it_waits_for_its_group_is_in_nobodys_way(bus: EmbeddedBus) -> None:
+    reading, waiting = await bus.feed(TOPIC, "earliest", "g"), await bus.feed(TOPIC, "earliest", "g")
+    assert len(await reading.read(1, 1)) == 1
+    read = asyncio.create_task(waiting.read(1, 1))
+    await asyncio.wait([read], timeout=0.01)
+    await waiting.aclose()
+    with pytest.raises(BusUnavailable, match="closed"):
+        await read
+    await reading.aclose()
+    following = await bus.feed(TOPIC, "earliest", "g")
+    async with asyncio.timeout(bus.options.lease / 2):
+        assert len(await following.read(1, 1)) == 1
