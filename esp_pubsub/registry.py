@@ -63,6 +63,8 @@ def _module(what: str, name: str, group: str, built_in: Mapping[str, str]) -> An
         if what == "bus" and name in _WITHDRAWN:
             raise NotOffered(_WITHDRAWN[name], capability=name)
         known = sorted({*built_in, *points})
+        if name in built_in:
+            raise ConfigError(f"the {what} {name!r} has no place: write it without ://", **{what: name})
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
         raise ConfigError(f"no {what} is called {name!r}; {hint}", **{what: name})

@@ -54,13 +54,13 @@ class Failover:
     def __post_init__(self) -> None:
         if not self.group or not isinstance(self.group, str):
             raise ConfigError(f"a failover group has a name, and that is a text, not {self.group!r}")
-        if not isinstance(self.election, str | None):
+        if not isinstance(self.election, str | None) or self.election == "":
             raise ConfigError(f"election is a name, or the place of a service, not {self.election!r}")
-        if not isinstance(self.buffer, int) or self.buffer < 1:
+        if not _is_number(self.buffer) or self.buffer < 1:
             raise ConfigError(
                 f"buffer is at least 1, not {self.buffer!r}: a standby has to keep what it may have to send"
             )
-        if not isinstance(self.run, int) or not 0 <= self.run < 1 << 64:
+        if not _is_number(self.run) or not 0 <= self.run < 1 << 64:
             raise ConfigError(f"run is a number from 0 to 2**64 - 1, not {self.run!r}")
         if self.overflow not in ("wait", "leave"):
             raise ConfigError(f"overflow is wait or leave, not {self.overflow!r}")
@@ -78,6 +78,10 @@ class RoleChange:
     m: int
     last: int
     at: float
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _line(group: str, run: int) -> str:

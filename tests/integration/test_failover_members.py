@@ -230,6 +230,12 @@ async def test_two_groups_on_one_topic_are_two_sources(bus_directory: Path) -> N
 # settings
 
 
+async def test_an_election_that_has_no_place_is_named_without_one(bus_directory: Path) -> None:
+    with pytest.raises(esp.ConfigError, match="'log' has no place"):
+        async with member(bus_directory, election="log://x"):
+            pass
+
+
 @pytest.mark.parametrize(
     ("wrong", "shown"),
     [
@@ -242,6 +248,9 @@ async def test_two_groups_on_one_topic_are_two_sources(bus_directory: Path) -> N
         ({"fence": "shoot"}, "'shoot'"),
         ({"run": "today"}, "not 'today'"),
         ({"buffer": "many"}, "not 'many'"),
+        ({"buffer": True}, "not True"),
+        ({"run": True}, "not True"),
+        ({"election": ""}, "not ''"),
         ({"election": 5}, "not 5"),
         ({"group": 5}, "not 5"),
     ],
