@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .telemetry import Telemetry
 
 _log = logging.getLogger("esp_pubsub")
+_WRITTEN_BESIDE = 0.05  # seconds within which a claim that was made at the same moment is on the bus too
 _forks = 0
 
 
@@ -193,8 +194,7 @@ class Client:
                 resume,
             )
             if failover is not None:
-                async with self._claiming:
-                    await self._claim_run(topic, publisher.source, failover.run)
+                await self._claim_run(topic, publisher.source, failover.run)
             self._check()
             publisher.start(self._tasks)
             self._open.add(publisher)
@@ -212,21 +212,25 @@ class Client:
         return await asyncio.to_thread(election, kind)
 
     async def _claim_run(self, topic: str, source: int, run: int) -> None:
-        """Raise the run that is retained for a source, or find that ours is over."""
+        """Raise the run that is retained for a source, or find that ours is over. What was written is looked at again
+        after a moment: others, who read before it, may have written without it.
+        """
         if not self.bus.capabilities.retained:
             return
         while True:
-            runs = await self._runs(topic)
-            current = runs.get(source, -1)
-            if current > run:
-                raise Stale(
-                    f"run {run} of this group on {topic} is over, the current one is {current}: pass a higher run",
-                    run=run,
-                    current=current,
-                )
-            if current == run:
-                return
-            await self.bus.retain(topic, RUNS_KEY, msgpack.packb({**runs, source: run}))
+            async with self._claiming:
+                runs = await self._runs(topic)
+                current = runs.get(source, -1)
+                if current > run:
+                    raise Stale(
+                        f"run {run} of this group on {topic} is over, the current one is {current}: pass a higher run",
+                        run=run,
+                        current=current,
+                    )
+                if current == run:
+                    return
+                await self.bus.retain(topic, RUNS_KEY, msgpack.packb({**runs, source: run}))
+            await asyncio.sleep(_WRITTEN_BESIDE)
 
     async def _runs(self, topic: str) -> dict[int, int]:
         return read_runs(topic, await self.bus.retained(topic, RUNS_KEY))
