@@ -329,10 +329,10 @@ class Publisher:
         self._advance(id)
 
     def _told(self) -> None:
-        """The group knows more than before. A standby's block is covered once its chain was seen to be the bus's."""
+        """The group knows more than before."""
         if self._member is not None:
             member = self._member
-            self._advance(member.m if member.role == "active" else min(member.m, member.agreed))
+            self._advance(member.m if member.role == "active" else member.covered)
         if self._observer is not None and self._group is not None:
             self._observer.role(self, self._group.last_switch)
 

@@ -134,11 +134,15 @@ class Group:
         self._election: Election = self._log_election or elect(_line(name, member.run), self.identity.name)  # type: ignore[misc]
         self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._followed: int | None = None
-        self._begun_at = 0
+        self._begun_at = self._end = 0
         self._heard_other_at = -_HEARD
         self._strangers_until = -1.0
+        self._speaks = False  # others may have heard that it leads
         self._following = False
         self._ineligible = True
+        # behind which block and up to which ours were confirmed, each time it led
+        self._sent: list[tuple[int, int]] = []
+        self._handing_over = 0  # how many wait for it
         self._hand_over: asyncio.Future[None] | None = None
         self._changes: set[asyncio.Queue[RoleChange]] = set()
 
@@ -257,6 +261,8 @@ class Group:
             self._following = True
             while True:
                 await asyncio.sleep(0)  # a busy topic is never read to its end
+                if not self._bus.capabilities.replay or self._read_to() >= self._end - 1:
+                    self._member.reached_end()
                 found = await feed.read(1_000, 4 << 20)
                 broken = [at for at, kind in enumerate(map(type, found)) if kind is Break]
                 for start, end in zip([0, *(at + 1 for at in broken)], [*broken, len(found)], strict=True):
@@ -279,8 +285,13 @@ class Group:
         """Continuity ended: what was followed so far says nothing of what comes next."""
         self._member.rejoin()
         if self._bus.capabilities.replay:
-            followed = self._begun_at - 1 if self._followed is None else self._followed
-            self._followed = await read_to_behind(feed, broken, followed)
+            self._followed = await read_to_behind(feed, broken, self._read_to())
+            if broken.incarnation:
+                self._end = 0
+
+    def _read_to(self) -> int:
+        """The last position that was followed, or the one before the first that will be."""
+        return self._begun_at - 1 if self._followed is None else self._followed
 
     async def _begin_at(self) -> int | Literal["latest"]:
         """A little before the end, so that the group's last block is found after a restart of all its members."""
@@ -294,7 +305,8 @@ class Group:
         start = max(bounds.first, bounds.end - _BACK)
         if self._followed is not None:
             start = max(start, self._followed + 1)
-        self._begun_at = start
+            self._followed = start - 1
+        self._begun_at, self._end = start, bounds.end
         return start
 
     # leading

@@ -70,6 +70,7 @@ class Member:
         self._given: dict[int, int] = {}
         self._seen: dict[int, int] = {}
         self._accept = self._new_accept()
+        self._at_end = False
 
     def _new_accept(self) -> Accept:
         return Accept(suffix_only=self._suffix_only, from_start=False)
@@ -78,6 +79,20 @@ class Member:
     def eligible(self) -> bool:
         """It could go on where the bus stands."""
         return self.outbox.first <= self.m + 1 and self.outbox.last >= self.m
+
+    @property
+    def covered(self) -> int:
+        """Up to here the bus holds what this member was given: past m, and with equal chains there or further on.
+
+        A block further back than the bus's chains are known can be compared by nobody. It counts once the topic is
+        known to be past it: who waits for one block before giving the next would wait for ever. Another input is found
+        out at the first id that can be compared.
+        """
+        last, known = self.outbox.last, self._accept.sources.get(self.source)
+        followed = known.last if known is not None else self.m if self._at_end else 0
+        if last <= followed and last not in self._seen:
+            return min(last, self.m)
+        return min(self.agreed, self.m)
 
     def step(self, event: Event) -> Role:
         """Take a transition of the table. KeyError for one that is not in it."""
@@ -214,6 +229,11 @@ class Member:
     def rejoin(self) -> None:
         """The topic is read anew from another place: what was accepted so far says nothing of what comes next."""
         self._accept = self._new_accept()
+        self._at_end = False
+
+    def reached_end(self) -> None:
+        """The topic is followed from where it ended when this member came; what it has not seen of it, it will not."""
+        self._at_end = True
 
     def chain_at(self, id: int) -> int | None:
         """The chain of a block, ours or the bus's, if it is still known."""

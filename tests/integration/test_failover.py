@@ -284,6 +284,21 @@ async def test_a_restarted_member_that_closes_while_it_is_behind_is_covered(bus_
         assert await b.delivered(20, 1.0) == "covered"
 
 
+async def test_a_member_that_waits_for_each_block_catches_up_from_any_distance(bus_directory: Path) -> None:
+    """Further back than chains are kept, and than the log is read: nobody could compare these blocks any more."""
+    end = 1_200
+    async with reading(bus_directory) as reader, member(bus_directory) as a:
+        await is_active(a)
+        await (await inject(a, 1, end))
+        async with member(bus_directory, buffer=10) as b:
+            await until(lambda: b.stats.on_bus == end)
+            for id_ in range(1, end + 1):
+                assert await (await b.inject(rows(id_))) == "covered"
+            await a.aclose()
+            assert await (await b.inject(rows(end + 1))) == "acked"
+        await reader.to(end + 1)
+
+
 async def test_a_standby_is_never_further_ahead_than_its_buffer(bus_directory: Path) -> None:
     async with member(bus_directory) as a:
         await is_active(a)

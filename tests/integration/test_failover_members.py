@@ -31,6 +31,8 @@ from tests.integration.members import (
     until,
 )
 
+pa.array(["x"])  # the first array imports pandas, which reads files: not in a test, under a loop
+
 # runs
 
 
@@ -147,6 +149,17 @@ async def test_a_restarted_group_with_another_input_under_the_same_run_is_refuse
     async with reading(bus_directory) as reader:
         await reader.to(30)
         await reader.nothing_more()
+
+
+async def test_what_differs_is_never_called_covered_while_it_can_be_compared(bus_directory: Path) -> None:
+    """The beats tell a newcomer of the group before it has read the topic."""
+    async with member(bus_directory) as a:
+        await is_active(a)
+        await (await inject(a, 1, 500))
+        for _ in range(4):
+            async with member(bus_directory, options=CLOSING) as b:
+                with pytest.raises(esp.InputDiffers):
+                    await (await b.inject(rows(1, "other")))
 
 
 async def test_a_shorter_input_harms_nobody(bus_directory: Path) -> None:

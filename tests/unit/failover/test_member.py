@@ -254,6 +254,48 @@ def test_chains_seen_before_ours_are_compared_when_ours_comes() -> None:
     assert one.agreed == 2
 
 
+def test_a_block_is_covered_once_its_chain_was_seen_to_be_the_bus_s() -> None:
+    one = member(3)
+    one.heard(0, 3, None)
+    assert (one.m, one.covered) == (3, 0), "it may yet be read"
+    one.reached_end()
+    assert (one.m, one.covered) == (3, 3), "nobody knows a chain of it"
+    one.rejoin()
+    assert (one.m, one.covered) == (3, 0)
+    two = member(3)
+    two.follow(block(2))
+    two.heard(0, 3, None)
+    assert (two.m, two.covered) == (3, 2), "the topic was followed to 2"
+
+
+@pytest.mark.parametrize("how", ["forgotten", "before it joined", "by a beat alone"])
+def test_what_is_further_back_than_chains_are_known_is_covered_block_by_block(how: str) -> None:
+    one = member(buffer=10)
+    if how == "by a beat alone":
+        one.reached_end()
+        one.heard(0, 50, chain(50))
+    else:
+        for id_ in range(1 if how == "forgotten" else 40, 51):
+            one.follow(block(id_))
+    for id_ in range(1, 20):
+        one.give(sealed(id_, "B"))
+        assert one.covered == id_
+    with pytest.raises(InputDiffers):  # at the first that can be compared
+        for id_ in range(20, 51):
+            one.give(sealed(id_, "B"))
+
+
+def test_what_can_still_be_compared_is_not_covered_before() -> None:
+    one = member(40)
+    for id_ in range(35, 38):
+        one.follow(block(id_))
+    one.heard(0, 50, chain(50))
+    assert (one.m, one.covered) == (50, 37)
+    for id_ in range(38, 51):
+        one.follow(block(id_))
+    assert one.covered == 40
+
+
 def test_nothing_settled_has_no_chain_to_compare() -> None:
     one = member(2)
     one.heard(0, 0, 0)
