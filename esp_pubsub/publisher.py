@@ -94,6 +94,7 @@ class PublisherStats:
     troubles: int
     role: Role = "active"
     term: int = 0
+    """The last one in which this member led."""
     on_bus: int = 0
     """How far the bus is known to hold the sequence."""
     last_switch: RoleChange | None = None
@@ -322,8 +323,8 @@ class Publisher:
     def _acked(self, id: int) -> None:
         """The sender's blocks up to this one are on the bus."""
         if self._member is not None and self._group is not None:
+            self._group.acked(id)
             self._member.acked(id)
-            self._group.acked()
         else:
             self._outbox.trim(id)
         self._advance(id)
@@ -391,8 +392,7 @@ class Publisher:
             await self._wait_for(id, self.options.ack_timeout if timeout is None else timeout)
         if id > self._settled:
             self._raise_if_over(id)
-        group = self._group
-        return "covered" if group is not None and (group.role != "active" or id <= group.took_over_at) else "acked"
+        return "acked" if self._group is None or self._group.has_sent(id) else "covered"
 
     async def _wait_for(self, id: int, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()
@@ -434,7 +434,8 @@ class Publisher:
     async def hand_over(self) -> None:
         """Send what has an id, then let another member of the failover group lead; at once on a standby.
 
-        Without another member this one leads again after a while. Waits as long as the bus takes.
+        Without another member this one leads again after a while. Waits as long as the bus takes. Cancelled, it leads
+        on, unless everything was sent already.
         """
         self._check()
         if self._group is None:

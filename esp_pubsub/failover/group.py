@@ -110,7 +110,6 @@ class Group:
         agreed or the role may have changed.
         """
         self.term = 0
-        self.took_over_at = 0
         self.last_switch: RoleChange | None = None
         self._bus = bus
         self._setup = setup
@@ -200,9 +199,20 @@ class Group:
         elif self._ineligible and self._member.eligible:
             self._news.tell()
 
-    def acked(self) -> None:
-        """What we sent is confirmed further than before."""
+    def acked(self, id: int) -> None:
+        """What we sent is about to be known as confirmed up to here. Blocks that another member had brought to the bus
+        in the meantime are not ours.
+        """
+        (behind, last), m = self._sent[-1], self._member.m
+        if m <= last:
+            self._sent[-1] = (behind, id)
+        elif m < id:
+            self._sent.append((m, id))
         self._news.tell()
+
+    def has_sent(self, id: int) -> bool:
+        """It was this member whom the bus confirmed the block."""
+        return any(behind < id <= last for behind, last in self._sent)
 
     @property
     def role(self) -> Role:
@@ -233,8 +243,8 @@ class Group:
         differ = differences(self._setup, said.setup)
         if differ is None:
             self._member.heard(said.run, said.settled, said.chain)
-        elif speaks_now:
-            raise differ
+        elif speaks_now and not (self._speaks and (said.resigns or said.identity.nonce > self.identity.nonce)):
+            raise differ  # of two that came to lead at the same moment, by other elections, one goes on
         else:  # whether that group is gone is known when it should have spoken again
             self._strangers_until = -1.0 if said.resigns else now + _HEARD
         if speaks_now and not said.resigns:
@@ -397,7 +407,8 @@ class Group:
     async def _lead(self) -> Event:
         """Open the gate until leadership ends; says why it did."""
         member, sender = self._member, self._sender
-        sender.settled = self.took_over_at = max(sender.settled, member.m)
+        sender.settled = max(sender.settled, member.m)
+        self._sent = [sent for sent in self._sent if sent[0] < sent[1]] + [(sender.settled, sender.settled)]
         _log.info(
             "Standby sending buffered messages, last message id = %d, current message id = %d",
             member.m,
@@ -432,18 +443,22 @@ class Group:
         return "stalled"
 
     async def _handed_over(self) -> Event:
-        while self._hand_over is None:
-            await self._news.wait()
-        await self._on_bus(self._member.outbox.last)
-        return "handed over"
+        while True:
+            asked, last = self._hand_over, self._member.outbox.last
+            while asked is not None and self._hand_over is asked:
+                if self._is_on_bus(last):
+                    return "handed over"
+                await self._news.wait()
+            if self._hand_over is None:
+                await self._news.wait()
 
-    async def _on_bus(self, id: int) -> None:
-        """Until the bus holds the sequence up to this block, whoever sent it."""
-        while max(self._sender.settled, self._member.m) < id:
-            await self._news.wait()
+    def _is_on_bus(self, id: int) -> bool:
+        """The bus holds the sequence up to this block, whoever sent it."""
+        return max(self._sender.settled, self._member.m) >= id
 
     async def _synced(self, last: int) -> None:
-        await self._on_bus(last)
+        while not self._is_on_bus(last):
+            await self._news.wait()
         _log.info("Standby synced, current message id = %d", last)
         _log.warning("Hot failover state switched to active: %s on %s", self.identity.name, self._topic)
 
@@ -457,7 +472,9 @@ class Group:
             await asyncio.sleep(_POSITION_EVERY)
 
     def _word(self, term: int, number: int, resigns: bool) -> Beat:
-        member = self._member
+        if self._failure.done():  # who is about to leave says nothing more
+            raise self._failure.result()
+        member, self._speaks = self._member, not resigns
         return Beat(
             self._setup, self.identity, member.run, term, number, member.outbox.last, member.m,
             member.chain_at(member.m), resigns,
@@ -470,6 +487,8 @@ class Group:
             return
         before = self._member.role
         role = self._member.step(event)
+        if role != "active":
+            self._speaks = False
         self.last_switch = RoleChange(role, event, self.term, self._member.m, self._member.outbox.last, time.time())
         if before == "active":
             _log.warning("Hot failover state switched to %s (%s): %s", role, event, self.identity.name)
@@ -492,13 +511,23 @@ class Group:
             done.exception()  # it is seen, also if nobody waits any more
 
     async def hand_over(self) -> None:
-        """Send what has an id, then let another member lead. Returns when that is done, or at once on a standby."""
-        if self._member.role != "active":
-            return
+        """Send what has an id, then let another member lead. Returns when that is done, or at once on a standby.
+
+        Cancelled, by all who wait for it: this member leads on, unless everything was sent already.
+        """
         if self._hand_over is None:
+            if self._member.role != "active":
+                return
             self._hand_over = asyncio.get_running_loop().create_future()
-        self._news.tell()
-        await asyncio.shield(self._hand_over)
+            self._news.tell()
+        self._handing_over += 1
+        try:
+            await asyncio.shield(self._hand_over)
+        finally:
+            self._handing_over -= 1
+            if not self._handing_over and self._member.role == "active":
+                self._hand_over = None
+                self._news.tell()
 
     def _tell_handed_over(self) -> None:
         done, self._hand_over = self._hand_over, None

@@ -23,6 +23,23 @@ def rows(id: int, text: str = "x") -> list[tuple[int, str]]:
     return [(id, text * 20), (-id, text)]
 
 
+class AlwaysLeads:
+    """An election that everybody wins at once and nobody ever loses."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def campaign(self) -> int:
+        return 1
+
+    async def watch(self) -> str:
+        await asyncio.Event().wait()
+        return "lost"
+
+    async def resign(self) -> None:
+        return
+
+
 class Reader:
     """A subscriber that keeps what it gets and checks it at once."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.integration.members import (
     SCHEMA,
     TOPIC,
     URL,
+    AlwaysLeads,
     inject,
     is_active,
     member,
@@ -30,23 +33,6 @@ from tests.integration.members import (
     rows,
     until,
 )
-
-
-class AlwaysLeads:
-    """An election that everybody wins at once and nobody ever loses."""
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
-
-    async def campaign(self) -> int:
-        return 1
-
-    async def watch(self) -> str:
-        await asyncio.Event().wait()
-        return "lost"
-
-    async def resign(self) -> None:
-        return
 
 
 @pytest.fixture
@@ -94,7 +80,7 @@ async def test_a_member_that_another_one_overtook_hands_over(bus_directory: Path
         await is_active(b)
         await (await inject(a, 1, 100))
         await until(lambda: b.stats.on_bus == 100)  # by a's beat on the control topic
-        assert await (await inject(b, 1, 100)) == "acked"
+        assert await (await inject(b, 1, 100)) == "covered"
         async with asyncio.timeout(60):
             await b.hand_over()
 
@@ -182,6 +168,100 @@ async def test_hand_over_of_a_standby_is_nothing_and_alone_one_leads_again(bus_d
         assert await (await a.inject(rows(6))) == "acked"
 
 
+async def test_what_a_member_sent_stays_acked_whatever_it_is_later(bus_directory: Path) -> None:
+    async with member(bus_directory) as a:
+        await is_active(a)
+        mine = await inject(a, 1, 5)
+        assert await mine == "acked"
+        async with member(bus_directory) as b:
+            theirs = await inject(b, 1, 5)
+            await until(lambda: b.stats.role == "candidate")
+            await a.hand_over()
+            await is_active(b)
+            assert await (await b.inject(rows(6))) == "acked"
+            assert (await mine, await theirs) == ("acked", "covered")
+            last = await a.inject(rows(6))
+            assert await last == "covered"
+        await is_active(a)
+        assert await (await a.inject(rows(7))) == "acked"
+    assert (await mine, await last) == ("acked", "covered")
+
+
+@pytest.mark.usefixtures("everybody_leads")
+async def test_blocks_that_another_member_sent_meanwhile_are_not_ours(bus_directory: Path) -> None:
+    async with member(bus_directory) as a, member(bus_directory) as b:
+        await is_active(a)
+        await is_active(b)
+        await (await inject(a, 1, 3))
+        await (await inject(b, 1, 10))
+        await until(lambda: a.stats.on_bus == 10)
+        await (await inject(a, 4, 11))
+        assert [await a.delivered(id) for id in range(1, 12)] == ["acked"] * 3 + ["covered"] * 7 + ["acked"]
+
+
+@contextlib.asynccontextmanager
+async def held_up(publisher: esp.Publisher) -> AsyncIterator[None]:
+    """Nothing is written to the topic meanwhile."""
+    go_on = threading.Event()
+    store = await publisher._group._bus.topic(TOPIC)  # type: ignore[union-attr, attr-defined]
+    blocked = asyncio.create_task(store.write(lambda transaction: go_on.wait(60), 60))
+    await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        go_on.set()
+        await blocked
+
+
+async def test_a_hand_over_that_was_given_up_does_not_happen_later(bus_directory: Path) -> None:
+    async with member(bus_directory) as a:
+        await is_active(a)
+        async with held_up(a):
+            await a.inject(rows(1))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await a.hand_over()
+        await a.flush()
+        await never(lambda: a.stats.role != "active", 0.2)
+
+
+async def test_a_hand_over_goes_on_while_one_of_two_waits_for_it(bus_directory: Path) -> None:
+    async with member(bus_directory) as a:
+        await is_active(a)
+        async with held_up(a):
+            await a.inject(rows(1))
+            staying = asyncio.create_task(a.hand_over())
+            await asyncio.sleep(0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await a.hand_over()
+        await staying
+        assert a.stats.role != "active"
+
+
+async def test_whoever_asks_for_a_hand_over_waits_until_the_resignation_stands(
+    bus_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resigning, go_on = asyncio.Event(), asyncio.Event()
+    async with member(bus_directory) as a:
+        await is_active(a)
+        resign = a._group._election.resign  # type: ignore[union-attr]
+
+        async def slowly() -> None:
+            resigning.set()
+            await go_on.wait()
+            await resign()
+
+        monkeypatch.setattr(a._group._election, "resign", slowly)  # type: ignore[union-attr]
+        first = asyncio.create_task(a.hand_over())
+        await resigning.wait()
+        second = asyncio.create_task(a.hand_over())
+        await never(second.done, 0.05)
+        go_on.set()
+        await first
+        await second
+
+
 async def test_a_publisher_without_a_group_has_nothing_to_hand_over(bus_directory: Path) -> None:
     async with esp.init(dir=bus_directory) as client, client.publisher(URL, SCHEMA) as alone:
         with pytest.raises(esp.WrongOrder, match="failover"):
@@ -193,10 +273,7 @@ async def test_a_publisher_without_a_group_has_nothing_to_hand_over(bus_director
 async def test_hand_over_ends_when_the_member_leaves_meanwhile(bus_directory: Path) -> None:
     async with member(bus_directory, options=CLOSING) as a:
         await is_active(a)
-        go_on = threading.Event()
-        store = await a._group._bus.topic(TOPIC)  # type: ignore[union-attr, attr-defined]
-        blocked = asyncio.create_task(store.write(lambda transaction: go_on.wait(5), 8))
-        try:
+        async with held_up(a):
             await a.inject(rows(1))
             handing = asyncio.create_task(a.hand_over())
             await until(lambda: a._group._hand_over is not None)  # type: ignore[union-attr]
@@ -205,9 +282,6 @@ async def test_hand_over_ends_when_the_member_leaves_meanwhile(bus_directory: Pa
             with pytest.raises(esp.EspError):
                 async with asyncio.timeout(1):
                     await handing
-        finally:
-            go_on.set()
-            await blocked
 
 
 async def test_a_grouped_subscriber_restarted_in_the_middle_of_a_failover_goes_on_exactly(bus_directory: Path) -> None:

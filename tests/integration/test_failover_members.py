@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,6 +19,7 @@ from tests.integration.members import (
     SCHEMA,
     TOPIC,
     URL,
+    AlwaysLeads,
     inject,
     inject_until_refused,
     is_active,
@@ -368,29 +369,33 @@ async def test_it_is_the_newcomer_who_leaves_a_group_of_another_topic_whatever_i
         assert a.stats.role == "active"
 
 
-async def test_it_is_the_newcomer_who_leaves_a_group_that_elects_differently(
-    bus_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Appointed:
-        """An election that this member always wins."""
+@pytest.fixture
+def appointed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def elects(client: esp.Client, kind: str, control: str) -> Any:
+        return None if kind == "log" else lambda line, member: AlwaysLeads()
 
-        async def run(self) -> None:
-            await asyncio.Event().wait()
+    monkeypatch.setattr(esp.Client, "_election", elects)
 
-        async def campaign(self) -> int:
-            return 1
 
-        async def watch(self) -> Literal["lost"]:
-            await asyncio.Event().wait()
-            return "lost"
+@pytest.mark.usefixtures("appointed")
+async def test_of_two_that_elect_differently_and_come_at_once_one_goes_on(bus_directory: Path) -> None:
+    async with (
+        member(bus_directory, election="appointed", options=CLOSING) as a,
+        member(bus_directory, options=CLOSING) as b,
+        reading(bus_directory) as reader,
+    ):
+        both = [asyncio.create_task(inject(each, 1, 50, pause=0.005)) for each in (a, b)]
+        await until(lambda: "left" in (a.stats.role, b.stats.role))
+        await asyncio.gather(*both, return_exceptions=True)
+        gone, stays = (a, b) if a.stats.role == "left" else (b, a)
+        with pytest.raises(esp.ConfigError, match=r"election: ours '.*', theirs '"):
+            await gone.inject(rows(51))
+        assert await (await stays.inject(rows(51))) == "acked"
+        await reader.to(51)
 
-        async def resign(self) -> None:
-            pass
 
-    async def appointed(client: esp.Client, kind: str, control: str) -> Any:
-        return None if kind == "log" else lambda line, member: Appointed()
-
-    monkeypatch.setattr(esp.Client, "_election", appointed)
+@pytest.mark.usefixtures("appointed")
+async def test_it_is_the_newcomer_who_leaves_a_group_that_elects_differently(bus_directory: Path) -> None:
     async with member(bus_directory, election="appointed", options=CLOSING) as a:
         await is_active(a)
         await (await inject(a, 1, 3))
