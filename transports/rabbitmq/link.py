@@ -125,7 +125,7 @@ class Link:
             connection, _ = self._connections.get(purpose, (None, None))
             if connection is None or not connection.is_opened:
                 if connection is not None:
-                    self._begin(self._leave(*self._connections.pop(purpose)))
+                    self._begin(self._let_end(*self._connections.pop(purpose)))
                 connection, transport = await self._connect(purpose)
                 self._connections[purpose] = connection, transport
             return connection
@@ -175,6 +175,11 @@ class Link:
             )
             return BusUnavailable(f"{error}; if that port {way}")
         return error
+
+    async def _let_end(self, connection: aiormq.connection.Connection, transport: _Transport) -> None:
+        """A connection that was lost is ending, and whoever waits on it is to hear the reason, not ours."""
+        await asyncio.wait([connection.closing], timeout=_LEAVE)
+        await self._leave(connection, transport)
 
     async def _leave(self, connection: aiormq.connection.Connection, transport: _Transport) -> None:
         closing = self._begin(connection.close(AMQPConnectionError("this was closed")))

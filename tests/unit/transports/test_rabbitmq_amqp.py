@@ -181,6 +181,26 @@ async def test_a_value_that_comes_late_is_not_taken_for_none(monkeypatch: pytest
         assert await bus.retained(TOPIC, "key") == b"value"
 
 
+async def test_values_are_retained_though_the_broker_stumbles_while_many_are_written() -> None:
+    """It ends the connection, and one of those who write may see that before the others have heard why."""
+    async with opened() as (double, bus):
+        double.then["Basic.Publish"] = lambda writer, channel, _: tell(writer, channel, commands.Basic.Ack(1, False))
+        all_asked = asyncio.Event()
+        double.on["Queue.Declare"] = lambda *_: double.asked.count("Queue.Declare") < 10 or all_asked.set()
+        retaining = [asyncio.create_task(bus.retain(TOPIC, f"{n}", b"value")) for n in range(10)]
+        await all_asked.wait()
+        link = bus.link._connections["writing"][0]
+        link._reader_task.add_done_callback(
+            lambda _: retaining.append(asyncio.create_task(bus.retain(TOPIC, "late", b"value")))
+        )
+        del double.on["Queue.Declare"]
+        double.all(commands.Connection.Close(541, "INTERNAL_ERROR - stream", 0, 0))
+        async with asyncio.timeout(60):
+            await asyncio.wait([link._reader_task])  # then somebody finds the connection lost
+            await asyncio.gather(*retaining)
+        assert len(retaining) == double.asked.count("Basic.Publish") == 11
+
+
 async def test_a_broker_that_stands_still_does_not_say_that_there_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esp_pubsub.transports.rabbitmq.values._COMES", 0.05)
     async with opened() as (double, bus):
