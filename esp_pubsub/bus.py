@@ -32,11 +32,13 @@ Whoever passes `esp_pubsub.testing.conformance` is a driver.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple, Protocol, cast, overload
 
+_new = tuple.__new__
 Position = Any  # hashable; an int on a log, opaque on a queue
 Start = Literal["earliest", "latest"] | int | datetime
 
@@ -87,14 +89,73 @@ class Break:
     """The topic is another one than before: nothing known of its sources holds any more."""
 
 
-class Shared(list[Message]):
-    """Messages that several feeds return, the very same to each. Nobody changes them, and what the first reader has
-    found out about them the others look up.
+class Run(Sequence[Message]):
+    """Messages of a log that follow each other, as one read found them: batches, which are taken apart when somebody
+    wants more than the first message or the last.
+
+    Several feeds may return the very same one: what the first reader has `found` out about it the others look up.
     """
 
-    def __init__(self, messages: Sequence[Message]) -> None:
-        super().__init__(messages)
+    __slots__ = ("_batches", "_first", "_length", "_messages", "found")
+
+    def __init__(self, first: int, batches: Sequence[tuple[bytes, Sequence[int]]]) -> None:
+        """`first`: the position of the first message. A batch: bytes, and where in them its messages begin and end."""
         self.found: dict[tuple[Any, ...], Any] = {}
+        self._first = first
+        self._batches = batches
+        self._length = sum([len(bounds) - 1 for _, bounds in batches])
+        self._messages: list[Message] = []
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._all())
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Message]: ...
+
+    def __getitem__(self, at: int | slice) -> Message | Sequence[Message]:
+        if not self._messages and self._length > 2:
+            if at == 0:
+                data, bounds = self._batches[0]
+                return Message(self._first, data[bounds[0] : bounds[1]])
+            if at == -1:
+                data, bounds = self._batches[-1]
+                return Message(self._first + self._length - 1, data[bounds[-2] : bounds[-1]])
+        return self._all()[at]
+
+    def part(self, begin: int, end: int) -> bytes:
+        """These bytes of each message, one behind the other; all messages are known to have as many."""
+        if self._messages:
+            return b"".join([data[begin:end] for _, data in self._messages])
+        return b"".join([data[at + begin : at + end] for data, bounds in self._batches for at in bounds[:-1]])
+
+    def _all(self) -> list[Message]:
+        messages = self._messages
+        if not messages:
+            position = self._first
+            for data, bounds in self._batches:
+                messages += [
+                    _new(Message, (at, data[begin:end])) for at, (begin, end) in enumerate(pairwise(bounds), position)
+                ]
+                position += len(bounds) - 1
+            self._batches = ()
+        return messages
+
+
+def parts(read: Sequence[Message | Break]) -> Iterator[tuple[Break | None, Sequence[Message]]]:
+    """What a feed returned, cut at its breaks: messages between which nothing is missing, each time with the break in
+    front of them.
+    """
+    broken, begin = None, 0
+    for at in [] if isinstance(read, Run) else [at for at, kind in enumerate(map(type, read)) if kind is Break]:
+        yield broken, cast(Sequence[Message], read[begin:at])
+        broken, begin = cast(Break, read[at]), at + 1
+    yield broken, cast(Sequence[Message], read[begin:] if begin else read)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgpack
 
 from .address import Address
-from .bus import Break, Bus, Feed, Message, Start
+from .bus import Break, Bus, Feed, Message, Start, parts
 from .errors import (
     BadFrame,
     BusRefused,
@@ -341,14 +341,12 @@ class Subscriber:
             self._ledger.known = furthest(self._ledger.known, known)
         self._resumed = True
 
-    def _take(self, messages: Sequence[Message | Break]) -> None:
+    def _take(self, read: Sequence[Message | Break]) -> None:
         """Messages to blocks and notices. Nothing is awaited here."""
-        start = 0
-        for at in [at for at, kind in enumerate(map(type, messages)) if kind is Break]:
-            self._accept_all(cast(Sequence[Message], messages[start:at]))
-            self._broken(cast(Break, messages[at]))
-            start = at + 1
-        self._accept_all(cast(Sequence[Message], messages[start:] if start else messages))
+        for broken, messages in parts(read):
+            if broken is not None:
+                self._broken(broken)
+            self._accept_all(messages)
 
     def _accept_all(self, messages: Sequence[Message]) -> None:
         """Messages between which nothing is missing."""

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..bus import Shared
+from ..bus import Run
 from ..errors import BadFrame
 from ..notices import BadMessage, Forgotten, InputDiffers, Joined, Missed, NewRun
 from ..wire.frame import BEAT, BLOCK, LIMITS, WINDOW_FRAMES, Frame, Limits, continuing, parse, source_of
@@ -98,10 +98,10 @@ class Accept:
         if source is None or source.chain is None or source.hold or source.joining or source.diverged:
             return []
         wanted = number, source.run, source.last, source.chain, 0 if self.suffix_only else self.window, limits
-        line: list[Frame] | None = messages.found.get((at, *wanted)) if isinstance(messages, Shared) else None
+        line: list[Frame] | None = messages.found.get((at, *wanted)) if isinstance(messages, Run) else None
         if line is None:
             line = continuing(messages[at:] if at else messages, *wanted)
-            if isinstance(messages, Shared):
+            if isinstance(messages, Run):
                 messages.found[at, *wanted] = line
         if line:
             source.last, source.chain = line[-1].id, line[-1].chain

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from .._news import News
-from ..bus import Break, Bus, Deaths, Election, Feed, Message
+from ..bus import Break, Bus, Deaths, Election, Feed, Message, parts
 from ..errors import BusUnavailable, Closed, ConfigError
 from ..sender import GRACE, Sender
 from .control import Beat, Claim, Control, Identity, Setup, differences, read_to_behind
@@ -28,6 +28,7 @@ from .member import Event, Member, Role
 _log = logging.getLogger("esp_pubsub.failover")
 _BACK = 1_000  # messages before the end in which a new member looks for its group's last block; beats tell it too
 _PAUSE = 0.05
+_LOOK_EVERY = 0.002  # seconds between two looks of a standby: to follow much at once costs hardly more than a little
 _CATCH_UP = 0.3  # seconds before an heir sends what it has: who reads on sends less twice, and is waited for
 _POSITION_EVERY = 1.0
 _HEARD = 2.0
@@ -270,15 +271,14 @@ class Group:
         try:
             self._following = True
             while True:
-                await asyncio.sleep(0)  # a busy topic is never read to its end
+                await asyncio.sleep(_LOOK_EVERY)
                 if not self._bus.capabilities.replay or self._read_to() >= self._end - 1:
                     self._member.reached_end()
                 found = await feed.read(1_000, 4 << 20)
-                broken = [at for at, kind in enumerate(map(type, found)) if kind is Break]
-                for start, end in zip([0, *(at + 1 for at in broken)], [*broken, len(found)], strict=True):
-                    if start:
-                        await self._begin_anew(feed, cast(Break, found[start - 1]))
-                    self._take(cast(Sequence[Message], found[start:end]))
+                for broken, messages in parts(found):
+                    if broken is not None:
+                        await self._begin_anew(feed, broken)
+                    self._take(messages)
                 self._told()
                 self._news.tell()
         finally:
@@ -287,7 +287,7 @@ class Group:
 
     def _take(self, messages: Sequence[Message]) -> None:
         """Messages between which nothing is missing."""
-        self._member.follow_all([message.data for message in messages])
+        self._member.follow_all(messages)
         if messages and self._bus.capabilities.replay:
             self._followed = messages[-1].position
 

@@ -30,12 +30,16 @@ Who may do what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
+from ..bus import Run
 from ..errors import BadFrame, InputDiffers, Stale
-from ..wire.frame import BEAT, BLOCK, LIMITS, MAGIC, Frame, Limits, Sealed, chain_of, glance, parse
+from ..wire.frame import BEAT, BLOCK, CHAIN_AT, LIMITS, MAGIC, SEALED_AT, Frame, Limits, Sealed, glance, parse
 from .accept import Accept, Dropped
+from .chains import Chains
 from .outbox import Outbox
+
+_HEARD_KEPT = 1_000  # chains that beats said: ten a second, when a block comes with each
 
 Role = Literal["standby", "candidate", "active", "left"]
 Event = Literal["eligible", "ineligible", "won", "lost", "suspended", "stalled", "handed over", "leave"]
@@ -66,9 +70,9 @@ class Member:
         self.m = 0
         self.agreed = 0
         self._suffix_only = suffix_only
-        self._buffer = buffer
-        self._given: dict[int, int] = {}
-        self._seen: dict[int, int] = {}
+        self._given = Chains(buffer + 1)  # and of the block in front of a full buffer: beats say it
+        self._seen = Chains(buffer)
+        self._heard: dict[int, int] = {}  # what beats said
         self._accept = self._new_accept()
         self._at_end = False
 
@@ -90,7 +94,7 @@ class Member:
         """
         last, known = self.outbox.last, self._accept.sources.get(self.source)
         followed = known.last if known is not None else self.m if self._at_end else 0
-        if last <= followed and last not in self._seen:
+        if last <= followed and self._on_bus(last) is None:
             return min(last, self.m)
         return min(self.agreed, self.m)
 
@@ -106,22 +110,23 @@ class Member:
             self.outbox.pass_over(block)
         else:
             self.outbox.add(block)
-        self._given[id] = chain
-        self._given.pop(id - self._buffer - 1, None)
-        seen = self._seen.get(id)
-        if seen is not None:
-            self._compare(id, chain, seen)
+        self._given.add(id, chain)
+        theirs = self._seen.get(id) if id <= self._seen.last else None
+        if theirs is None and self._heard:
+            theirs = self._heard.get(id)
+        if theirs is not None:
+            self._compare(id, chain, theirs)
 
     def acked(self, id: int) -> None:
         """The bus confirmed what we sent, up to this id."""
         self._advance(id)
 
-    def follow_all(self, messages: Sequence[bytes], limits: Limits = LIMITS) -> None:
-        """Messages of the topic, in the order of the bus. Raises as `follow` does."""
+    def follow_all(self, messages: Sequence[tuple[Any, bytes]], limits: Limits = LIMITS) -> None:
+        """Messages of the topic, with their positions, in the order of the bus. Raises as `follow` does."""
         if not self._follow_line(messages):
             self._follow_each(messages, limits)
 
-    def _follow_line(self, messages: Sequence[bytes]) -> bool:
+    def _follow_line(self, messages: Sequence[tuple[Any, bytes]]) -> bool:
         """Take them all if the first is the next block and the last is as far behind it as there are messages.
 
         On a bus that loses ends only, no block stands before the one it follows. So each of those between is the block
@@ -132,46 +137,48 @@ class Member:
         known = self._accept.sources.get(self.source)
         last, last_chain = (known.last, known.chain) if known is not None else (0, None)
         ours, end = (MAGIC, BLOCK, self.source, self.run), last + len(messages)
-        magic, link, _, *what, id = glance(messages[0])
+        magic, link, _, *what, id = glance(messages[0][1])
         if (magic, *what, id, link) != (*ours, last + 1, last_chain):
             return False
-        magic, _, chain, *what, id = glance(messages[-1])
-        if (magic, *what, id) != (*ours, end) or not _is_whole(messages[-1]):
+        newest = messages[-1][1]
+        magic, _, chain, *what, id = glance(newest)
+        if (magic, *what, id) != (*ours, end) or not _is_whole(newest):
             return False
         if self._given.get(end) == chain:  # then so are all before it, by their links
             self.agreed = max(self.agreed, end)
         elif last < self.outbox.last:
             return False  # some are given, and they may differ
         else:
-            self._seen.update(zip(range(last + 1, end + 1), map(chain_of, messages), strict=True))
-            if len(self._seen) > 2 * self._buffer:
-                _forget(self._seen, end, self._buffer)
+            chains = _chains(messages)
+            if len(chains) != 4 * len(messages):
+                return False  # one is too short to claim any
+            self._seen.extend(last + 1, chains)
         self._accepted(end, chain)
         return True
 
-    def _follow_each(self, messages: Sequence[bytes], limits: Limits) -> None:
+    def _follow_each(self, messages: Sequence[tuple[Any, bytes]], limits: Limits) -> None:
         """On a bus that loses ends only, nearly all that a standby reads is either its own block, by the chain it gave
         that id, or the next one by its link. Those are accepted by their headers alone; what else comes is looked at
         whole.
         """
         known = self._accept.sources.get(self.source)
         last, last_chain = (known.last, known.chain) if known is not None else (0, None)
-        given, seen, ours = self._given, self._seen, (self.source, self.run)
-        line: list[bytes] = []
-        for data in messages:
+        given, ours = self._given, (self.source, self.run)
+        line: list[tuple[int, int, bytes]] = []
+        for _, data in messages:
             magic, link, chain, kind, source, run, id = glance(data)
             if (source, run) == ours and kind == BLOCK and magic == MAGIC and self._suffix_only:
-                if given.get(id) == chain:
+                known_chain = given.get(id)
+                if known_chain == chain:
                     if id > self.agreed:
                         self.agreed = id
                     if id > last:
                         last, last_chain = id, chain
-                        line.append(data)
+                        line.append((id, chain, data))
                     continue
-                if id == last + 1 and link == last_chain and id not in given:
+                if id == last + 1 and link == last_chain and known_chain is None:
                     last, last_chain = id, chain
-                    line.append(data)
-                    _keep(seen, id, chain, self._buffer)
+                    line.append((id, chain, data))
                     continue
             if source == self.source:
                 self._accepted_line(line)
@@ -183,16 +190,16 @@ class Member:
                 last, last_chain = (known.last, known.chain) if known is not None else (0, None)
         self._accepted_line(line)
 
-    def _accepted_line(self, line: list[bytes]) -> None:
+    def _accepted_line(self, line: list[tuple[int, int, bytes]]) -> None:
         """Blocks that were accepted by their headers: up to the last one that is whole, which proves those before."""
-        while line:
-            data = line.pop()
-            _, _, chain, _, _, _, id = glance(data)
-            if _is_whole(data):
-                line.clear()
-                self._accepted(id, chain)
-            else:  # nobody delivers it
-                self._seen.pop(id, None)
+        while line and not _is_whole(line[-1][2]):
+            line.pop()  # nobody delivers it
+        for id, chain, _ in line:
+            self._seen.add(id, chain)
+        if line:
+            id, chain, _ = line[-1]
+            self._accepted(id, chain)
+            line.clear()
 
     def _accepted(self, last: int, chain: int | None) -> None:
         """The topic holds the sequence up to here."""
@@ -208,9 +215,9 @@ class Member:
         self._refuse_higher(frame.run)
         for outcome in self._accept.receive(frame):
             if isinstance(outcome, Frame):
-                _keep(self._seen, outcome.id, outcome.chain, self._buffer)
-                if outcome.id in self._given:
-                    self._compare(outcome.id, self._given[outcome.id], outcome.chain)
+                self._seen.add(outcome.id, outcome.chain)
+                if (ours := self._given.get(outcome.id)) is not None:
+                    self._compare(outcome.id, ours, outcome.chain)
                 self._advance(outcome.id if self._suffix_only else min(outcome.settled, outcome.id))
             elif isinstance(outcome, Dropped) and outcome.why == "beat":
                 self._advance(outcome.frame.settled)
@@ -221,9 +228,11 @@ class Member:
             return
         self._refuse_higher(run)
         if chain is not None and settled:
-            _keep(self._seen, settled, chain, self._buffer)
-            if settled in self._given:
-                self._compare(settled, self._given[settled], chain)
+            self._heard[settled] = chain
+            if len(self._heard) > _HEARD_KEPT:
+                del self._heard[min(self._heard)]
+            if (ours := self._given.get(settled)) is not None:
+                self._compare(settled, ours, chain)
         self._advance(settled)
 
     def rejoin(self) -> None:
@@ -237,7 +246,13 @@ class Member:
 
     def chain_at(self, id: int) -> int | None:
         """The chain of a block, ours or the bus's, if it is still known."""
-        return self._given.get(id, self._seen.get(id))
+        ours = self._given.get(id)
+        return self._on_bus(id) if ours is None else ours
+
+    def _on_bus(self, id: int) -> int | None:
+        """The chain of the bus's block, if it is still known."""
+        seen = self._seen.get(id)
+        return self._heard.get(id) if seen is None else seen
 
     def _refuse_higher(self, run: int) -> None:
         if run > self.run:
@@ -262,23 +277,19 @@ class Member:
             self.outbox.trim(id)
 
 
+def _chains(messages: Sequence[tuple[Any, bytes]]) -> bytes:
+    """The chains that messages claim, four bytes each, but for one that is too short."""
+    if isinstance(messages, Run):
+        return messages.part(CHAIN_AT, SEALED_AT)
+    return b"".join([data[CHAIN_AT:SEALED_AT] for _, data in messages])
+
+
 def _is_whole(data: bytes) -> bool:
     try:
         parse(data)
     except BadFrame:
         return False
     return True
-
-
-def _keep(chains: dict[int, int], id: int, chain: int, most: int) -> None:
-    chains[id] = chain
-    if len(chains) > 2 * most:  # forgetting is cheap when it is rare
-        _forget(chains, id, most)
-
-
-def _forget(chains: dict[int, int], last: int, most: int) -> None:
-    for old in [id for id in chains if id <= last - most]:
-        del chains[old]
 
 
 def diagram() -> str:

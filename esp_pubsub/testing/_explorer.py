@@ -11,6 +11,7 @@ state in which there is hope, some way must lead to a state in which all is done
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ def freeze(value: Any, seen: dict[int, int] | None = None) -> Hashable:
         return "dict", tuple((key, freeze(held, seen)) for key, held in value.items())
     if isinstance(value, deque | list):
         return "deque" if isinstance(value, deque) else "list", tuple(freeze(held, seen) for held in value)
+    if isinstance(value, array):
+        return "array", value.typecode, tuple(value)
     if isinstance(value, set):
         return "set", frozenset(value)
     if id(value) in seen:
@@ -72,6 +75,7 @@ _THAW: dict[str, Callable[[Any, list[Any]], Any]] = {
     "dict": lambda picture, made: {key: thaw(held, made) for key, held in picture[1]},
     "deque": lambda picture, made: deque(thaw(held, made) for held in picture[1]),
     "list": lambda picture, made: [thaw(held, made) for held in picture[1]],
+    "array": lambda picture, _: array(picture[1], picture[2]),
     "set": lambda picture, _: set(picture[1]),
     "same": lambda picture, made: made[picture[1]],
     "object": _thaw_object,

@@ -97,7 +97,7 @@ def give(core: Core) -> None:
 
 def follow(core: Core, code: Code) -> None:
     """It reads a frame of the topic."""
-    core.tell("follow_all", [frame(code).data])
+    core.tell("follow_all", [(None, frame(code).data)])
 
 
 def hear(core: Core, run: int, settled: int, chain: int | None) -> None:

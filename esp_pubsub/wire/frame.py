@@ -40,7 +40,7 @@ Buffer = bytes | memoryview  # and whatever else has bytes to read
 
 MAGIC = b"\xe5PB\x01"
 HEADER = struct.Struct("<4s4xQQ8xIIBBHIQQQQ")  # term and sent-at are read when asked for
-SEALED_AT = 40
+CHAIN_AT, SEALED_AT = 36, 40
 BODY_AT = HEADER.size
 
 BLOCK, BEAT, CLAIM, REQUEST, REPLY = 1, 2, 3, 4, 5
@@ -220,11 +220,6 @@ def glance(data: bytes) -> tuple[bytes, int, int, int, int, int, int]:
         return found
     except struct.error:
         return b"", 0, 0, 0, 0, 0, 0
-
-
-def chain_of(data: bytes) -> int:
-    """The chain that a message claims."""
-    return int.from_bytes(data[36:40], "little")
 
 
 def _over(limits: Limits, length: int, count: int) -> bool:

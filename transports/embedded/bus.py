@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import lmdb
 
-from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Shared, Start
+from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Run, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, NoAnswer
 
 from . import log, meta, processes
@@ -267,23 +267,21 @@ class _Reading:
     def __init__(self) -> None:
         self.feeds: WeakSet[EmbeddedFeed] = WeakSet()
         self._place: tuple[int, ...] = ()
-        self._messages: Sequence[Message] = ()
+        self._run: Run | None = None
         self._until = 0.0
 
-    def lately(self, *place: int) -> Sequence[Message]:
-        """What another feed has just read at this place: incarnation, position and bounds; nothing if there is none."""
-        return self._messages if place == self._place and time.monotonic() < self._until else ()
+    def lately(self, *place: int) -> Run | None:
+        """What another feed has just read at this place: incarnation, position and bounds."""
+        return self._run if place == self._place and time.monotonic() < self._until else None
 
-    def keep(self, messages: Sequence[Message], *place: int) -> Sequence[Message]:
+    def keep(self, run: Run, *place: int) -> None:
         """What was read, for others if there are any."""
-        if len(self.feeds) < 2:
-            return messages
-        self._place, self._messages, self._until = place, Shared(messages), time.monotonic() + _JUST
-        return self._messages
+        if len(self.feeds) > 1:
+            self._place, self._run, self._until = place, run, time.monotonic() + _JUST
 
     def forget(self) -> None:
         """What was read is not there any more, or nobody else is."""
-        self._place, self._messages = (), ()
+        self._place, self._run = (), None
 
 
 class EmbeddedFeed:
@@ -349,9 +347,9 @@ class EmbeddedFeed:
         if self._lost:
             broken, self._lost = Break(self._lost, None), ""
             return [broken]
-        if messages := self._reading.lately(self._incarnation, self._position, max_messages, max_bytes):
-            self._position = messages[-1].position + 1
-            return messages
+        if run := self._reading.lately(self._incarnation, self._position, max_messages, max_bytes):
+            self._position += len(run)
+            return run
         found = self._store.read(lambda transaction: self._look(transaction, max_messages, max_bytes))
         return self._pass_damage() if found is None else found
 
@@ -368,12 +366,12 @@ class EmbeddedFeed:
             return [Break("the ring turned over before this was read", passed)]
         if self._position >= found.next:
             return ()
-        read = log.read(transaction, self._position, found.next, max_messages, max_bytes)
-        if not read:
+        run = log.read(transaction, self._position, found.next, max_messages, max_bytes)
+        if not run:
             return None
-        messages = self._reading.keep(read, self._incarnation, self._position, max_messages, max_bytes)
-        self._position = messages[-1].position + 1
-        return messages
+        self._reading.keep(run, self._incarnation, self._position, max_messages, max_bytes)
+        self._position += len(run)
+        return run
 
     def _pass_damage(self) -> Sequence[Break]:
         """Go on at the next batch that can be found: what would tell where it begins may be damaged too."""

@@ -14,13 +14,13 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import NamedTuple
 from zlib import crc32
 
 import lmdb
 
-from esp_pubsub.bus import Message
+from esp_pubsub.bus import Run
 from esp_pubsub.errors import BusRefused
 
 from .pages import DAMAGE
@@ -31,7 +31,6 @@ _INFO = struct.Struct("<IQQQQ")
 _HEAD = struct.Struct("<QI")
 _ONE = struct.Struct("<QII")  # the head of a batch of one message, and its length
 _KEY = struct.Struct(">Q")
-_message = tuple.__new__
 
 
 class Info(NamedTuple):
@@ -131,14 +130,14 @@ def empty(transaction: lmdb.Transaction) -> None:
     _store(transaction, Info(_random(), old.next, old.next, 0))
 
 
-def read(transaction: lmdb.Transaction, position: int, end: int, max_messages: int, max_bytes: int) -> list[Message]:
-    """Messages from `position` on, which the log must hold, up to `end`: at least one, then within bounds.
+def read(transaction: lmdb.Transaction, begin: int, end: int, max_messages: int, max_bytes: int) -> Run:
+    """Messages from position `begin` on, which the log must hold, up to `end`: at least one, then within bounds.
 
-    An empty list if what is there is damaged; then the transaction may be good for nothing any more.
+    None at all if what is there is damaged; then the transaction may be good for nothing any more.
     """
-    messages: list[Message] = []
-    size = 0
-    while position < end and len(messages) < max_messages:
+    batches: list[tuple[bytes, Sequence[int]]] = []
+    position, size = begin, 0
+    while position < end and position - begin < max_messages:
         try:
             first, value = position, transaction.get(_KEY.pack(position))
             if value is None:  # it is not the first of its batch
@@ -147,8 +146,8 @@ def read(transaction: lmdb.Transaction, position: int, end: int, max_messages: i
                     break
                 first, value = _KEY.unpack(cursor.key())[0], cursor.value()
             _, n, length = _ONE.unpack_from(value)
-            if n == 1 and not messages and first == position == end - 1 and len(value) == _ONE.size + length:
-                return [_message(Message, (position, bytes(value[_ONE.size :])))]  # often, so in short
+            if n == 1 and first == begin == end - 1 and len(value) == _ONE.size + length:
+                return Run(begin, [(bytes(value), (_ONE.size, len(value)))])  # often, so in short
             lengths = struct.unpack_from(f"<{n}I", value, _HEAD.size)
         except (struct.error, *DAMAGE):
             break
@@ -156,15 +155,17 @@ def read(transaction: lmdb.Transaction, position: int, end: int, max_messages: i
         ends = list(accumulate(lengths, initial=_HEAD.size + 4 * n))
         if skipped >= n or ends[-1] != len(value):
             break
-        taken = _fitting(lengths[skipped:], max_messages - len(messages), max_bytes - size, at_least=not messages)
-        batch = bytes(value)
-        bounds = ends[skipped : skipped + taken + 1]
-        messages += [_message(Message, (at, batch[a:b])) for at, (a, b) in enumerate(pairwise(bounds), position)]
+        taken = _fitting(
+            lengths[skipped:] if skipped else lengths, begin + max_messages - position, max_bytes - size,
+            at_least=not batches,
+        )  # fmt: skip
+        if taken:
+            batches.append((bytes(value), ends[skipped : skipped + taken + 1]))
         if skipped + taken < n:
             break
-        size += bounds[-1] - bounds[0]
+        size += ends[n] - ends[skipped]
         position = first + n
-    return messages
+    return Run(begin, batches)
 
 
 def mark(transaction: lmdb.Transaction, position: int) -> int | None:

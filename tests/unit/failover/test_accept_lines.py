@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Sequence
-from itertools import starmap
+from itertools import accumulate, starmap
 from zlib import crc32
 
 import pytest
 
-from esp_pubsub.bus import Message, Shared
+from esp_pubsub.bus import Message, Run
 from esp_pubsub.errors import BadFrame
 from esp_pubsub.failover.accept import Accept, Dropped, Outcome
 from esp_pubsub.notices import BadMessage
@@ -102,6 +102,10 @@ def test_what_follows_from_many_messages_is_what_follows_from_each(
     assert suffix_only or from_start or seen >= {"Joined", "Missed", "beyond"}
 
 
+def run(first: int, messages: list[bytes]) -> Run:
+    return Run(first, [(b"".join(messages), list(accumulate(map(len, messages), initial=0)))])
+
+
 def test_each_of_those_who_share_what_was_read_finds_what_it_would_find_alone() -> None:
     worlds = [
         (suffix_only, from_start, limits, known)
@@ -111,9 +115,10 @@ def test_each_of_those_who_share_what_was_read_finds_what_it_would_find_alone() 
         for known in (0, 4)
     ]
     for seed in range(40):
-        messages = list(starmap(Message, enumerate(a_topic(seed))))
+        topic = a_topic(seed)
+        messages = list(starmap(Message, enumerate(topic)))
         cut = seed % (len(messages) + 1)
-        shared = Shared(messages[:cut]), Shared(messages[cut:])
+        shared = run(0, topic[:cut]), run(cut, topic[cut:])
         for suffix_only, from_start, limits, known in worlds:
             together, apart = (Accept(suffix_only=suffix_only, from_start=from_start, window=6) for _ in range(2))
             for accept in (together, apart) if known else ():

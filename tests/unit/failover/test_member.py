@@ -380,7 +380,7 @@ def test_a_last_block_that_is_not_whole_moves_nothing_though_its_header_is_right
     follower = member(given)
     first, second = (frames([sealed(id)], 0, 0)[0] for id in (1, 2))
     for messages in [[first, second[:-1]]] if at_once else [[first], [second[:-1]]]:
-        follower.follow_all(messages)
+        follower.follow_all(list(enumerate(messages)))
     assert (follower.m, len(follower.outbox)) == (1, max(given - 1, 0))
-    follower.follow_all([second])
+    follower.follow_all([(2, second)])
     assert follower.m == 2

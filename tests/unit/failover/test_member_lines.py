@@ -76,7 +76,7 @@ def test_many_messages_say_what_each_of_them_says(seed: int) -> None:
         batch, messages = messages[: (n := chance.randrange(1, 20))], messages[n:]
         differs = differs_at(batch, each)
         try:
-            many.follow_all(batch)
+            many.follow_all(list(enumerate(batch)))
         except InputDiffers:
             assert differs
             return

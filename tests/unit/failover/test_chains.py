@@ -1,0 +1,59 @@
+"""Chains by id: the newest of one sequence, and no others."""
+
+from array import array
+
+import pytest
+
+from esp_pubsub.failover import chains
+from esp_pubsub.failover.chains import Chains
+
+
+def known(kept: Chains, until: int) -> dict[int, int | None]:
+    return {id: kept.get(id) for id in range(-5, until + 5) if kept.get(id) is not None}
+
+
+def packed(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(4, "little") for number in numbers)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_the_newest_are_kept_however_many_came(most: int) -> None:
+    kept = Chains(most)
+    for id in range(1, 40):
+        kept.add(id, 1_000 + id)
+        assert known(kept, id) == {at: 1_000 + at for at in range(max(1, id - most + 1), id + 1)}
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 12])
+def test_many_at_once_are_what_each_of_them_is(size: int) -> None:
+    kept, each = Chains(5), Chains(5)
+    for first in range(1, 40, size):
+        kept.extend(first, packed(*range(first, first + size)))
+        for id in range(first, first + size):
+            each.add(id, id)
+        assert known(kept, first + size) == known(each, first + size)
+        assert kept.last == each.last
+
+
+def test_another_place_begins_anew() -> None:
+    kept = Chains(5)
+    for id in (1, 2, 3, 9, 10):
+        kept.add(id, id)
+    assert known(kept, 20) == {9: 9, 10: 10}
+    kept.extend(4, packed(4, 5))
+    assert known(kept, 20) == {4: 4, 5: 5}
+
+
+def of_the_other_order(kind: str, content: bytes = b"") -> "array[int]":
+    """An array as a machine of the other byte order reads it."""
+    made = array(kind, content)
+    made.byteswap()
+    return made
+
+
+def test_frames_are_little_endian_whatever_the_machine_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chains.sys, "byteorder", "big")  # type: ignore[attr-defined]
+    monkeypatch.setattr(chains, "array", of_the_other_order)
+    kept = Chains(5)
+    kept.extend(1, packed(1, 1 << 31))
+    assert known(kept, 5) == {1: 1, 2: 1 << 31}
