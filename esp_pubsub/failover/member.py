@@ -105,7 +105,7 @@ class Member:
 
     def give(self, block: Sealed) -> None:
         """A block of our own input has its id. Raises InputDiffers if the bus has another one under it."""
-        id, chain = block.id, block.chain
+        id, _, chain, _, _, _ = block
         if id <= self.m:
             self.outbox.pass_over(block)
         else:

@@ -36,18 +36,20 @@ class Outbox:
 
     def add(self, block: Sealed) -> None:
         """Append the block last + 1, sealed with our chain as its link."""
-        if block.id != self.last + 1 or block.link != self.chain:
-            raise ValueError(f"block {block.id} does not follow block {self.last}")
-        self._blocks[block.id] = block
-        self.last = block.id
-        self.chain = block.chain
-        self.bytes += block.size
+        id, link, chain, size, _, _ = block
+        if id != self.last + 1 or link != self.chain:
+            raise ValueError(f"block {id} does not follow block {self.last}")
+        self._blocks[id] = block
+        self.last = id
+        self.chain = chain
+        self.bytes += size
 
     def pass_over(self, block: Sealed) -> None:
         """Count the block last + 1 as one that was added and let go; nothing may be in here."""
-        if block.id != self.last + 1 or block.link != self.chain or self._blocks:
-            raise ValueError(f"block {block.id} cannot be passed over behind block {self.last}")
-        self.last, self.first, self.chain = block.id, block.id + 1, block.chain
+        id, link, chain, _, _, _ = block
+        if id != self.last + 1 or link != self.chain or self._blocks:
+            raise ValueError(f"block {id} cannot be passed over behind block {self.last}")
+        self.last, self.first, self.chain = id, id + 1, chain
 
     def trim(self, past: int) -> None:
         """Let go of everything up to and including `past`."""
