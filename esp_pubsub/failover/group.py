@@ -28,7 +28,7 @@ from .member import Event, Member, Role
 _log = logging.getLogger("esp_pubsub.failover")
 _BACK = 1_000  # messages before the end in which a new member looks for its group's last block; beats tell it too
 _PAUSE = 0.05
-_LOOK_EVERY = 0.002  # seconds between two looks of a standby: to follow much at once costs hardly more than a little
+_LOOK_EVERY = 0.002  # seconds between two looks at a log: to follow much at once costs hardly more than a little
 _CATCH_UP = 0.3  # seconds before an heir sends what it has: who reads on sends less twice, and is waited for
 _POSITION_EVERY = 1.0
 _HEARD = 2.0
@@ -271,7 +271,7 @@ class Group:
         try:
             self._following = True
             while True:
-                await asyncio.sleep(_LOOK_EVERY)
+                await asyncio.sleep(_LOOK_EVERY if self._bus.capabilities.replay else 0)
                 if not self._bus.capabilities.replay or self._read_to() >= self._end - 1:
                     self._member.reached_end()
                 found = await feed.read(1_000, 4 << 20)

@@ -34,7 +34,20 @@ from typing import Any, Literal
 
 from ..bus import Run
 from ..errors import BadFrame, InputDiffers, Stale
-from ..wire.frame import BEAT, BLOCK, CHAIN_AT, LIMITS, MAGIC, SEALED_AT, Frame, Limits, Sealed, glance, parse
+from ..wire.frame import (
+    BEAT,
+    BLOCK,
+    CHAIN_AT,
+    LIMITS,
+    MAGIC,
+    SEALED_AT,
+    WINDOW_FRAMES,
+    Frame,
+    Limits,
+    Sealed,
+    glance,
+    parse,
+)
 from .accept import Accept, Dropped
 from .chains import Chains
 from .outbox import Outbox
@@ -71,9 +84,10 @@ class Member:
         self.agreed = 0
         self._suffix_only = suffix_only
         self._given = Chains(buffer + 1)  # and of the block in front of a full buffer: beats say it
-        self._seen = Chains(buffer)
+        self._seen = Chains(buffer if suffix_only else buffer + WINDOW_FRAMES)  # it is read so far beyond m
         self._heard: dict[int, int] = {}  # what beats said
         self._accept = self._new_accept()
+        self._past = 0  # how far the topic was followed, in all its parts
         self._at_end = False
 
     def _new_accept(self) -> Accept:
@@ -94,7 +108,7 @@ class Member:
         """
         last, known = self.outbox.last, self._accept.sources.get(self.source)
         followed = known.last if known is not None else self.m if self._at_end else 0
-        if last <= followed and self._on_bus(last) is None:
+        if last <= max(followed, self._past) and self._on_bus(last) is None:
             return min(last, self.m)
         return min(self.agreed, self.m)
 
@@ -237,6 +251,8 @@ class Member:
 
     def rejoin(self) -> None:
         """The topic is read anew from another place: what was accepted so far says nothing of what comes next."""
+        known = self._accept.sources.get(self.source)
+        self._past = max(self._past, known.last if known is not None else 0)
         self._accept = self._new_accept()
         self._at_end = False
 

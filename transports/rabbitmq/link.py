@@ -178,7 +178,7 @@ class Link:
 
     async def _let_end(self, connection: aiormq.connection.Connection, transport: _Transport) -> None:
         """A connection that was lost is ending, and whoever waits on it is to hear the reason, not ours."""
-        await asyncio.wait([connection.closing], timeout=_LEAVE)
+        await asyncio.wait([connection.closing], timeout=_LEAVE / 2)
         await self._leave(connection, transport)
 
     async def _leave(self, connection: aiormq.connection.Connection, transport: _Transport) -> None:

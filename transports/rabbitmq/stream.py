@@ -397,13 +397,13 @@ class StreamFeed:
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         """See `Feed.read`."""
         while True:
+            while self._chunks and len(self._ahead) < max_messages and self.error is None:
+                await self._unpack()
             if self._ahead:
                 return self._take(max_messages, max_bytes)
             if self.error is not None:
                 raise self.error
-            if self._chunks:
-                await self._unpack()
-            elif self._gone:
+            if self._gone:
                 await self._renew()
             else:
                 await self._wait()

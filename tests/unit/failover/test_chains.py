@@ -1,5 +1,6 @@
 """Chains by id: the newest of one sequence, and no others."""
 
+import random
 from array import array
 
 import pytest
@@ -17,7 +18,7 @@ def packed(*numbers: int) -> bytes:
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_the_newest_are_kept_however_many_came(most: int) -> None:
+def test_of_blocks_in_order_the_newest_are_kept_however_many_came(most: int) -> None:
     kept = Chains(most)
     for id in range(1, 40):
         kept.add(id, 1_000 + id)
@@ -35,13 +36,42 @@ def test_many_at_once_are_what_each_of_them_is(size: int) -> None:
         assert kept.last == each.last
 
 
-def test_another_place_begins_anew() -> None:
-    kept = Chains(5)
+def test_blocks_that_come_again_from_further_back_take_nothing_away() -> None:
+    kept = Chains(10)
+    kept.extend(1, packed(*range(1, 9)))
+    kept.add(6, 66)
+    kept.extend(3, packed(33, 44))
+    assert known(kept, 20) == {1: 1, 2: 2, 3: 33, 4: 44, 5: 5, 6: 66, 7: 7, 8: 8}
+    assert kept.last == 8
+
+
+def test_what_is_in_front_of_a_gap_is_known_still() -> None:
+    kept = Chains(10)
     for id in (1, 2, 3, 9, 10):
         kept.add(id, id)
-    assert known(kept, 20) == {9: 9, 10: 10}
-    kept.extend(4, packed(4, 5))
-    assert known(kept, 20) == {4: 4, 5: 5}
+    assert known(kept, 20) == {1: 1, 2: 2, 3: 3, 9: 9, 10: 10}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_in_any_order_the_newest_are_known_and_memory_is_bounded(seed: int) -> None:
+    chance, kept, all, most = random.Random(seed), Chains(6), {}, 6
+    id = 0
+    for chain in range(400):
+        id = max(1, chance.choice((id + 1, id + 1, id + 1, id + 4, id - 3)))
+        if chance.random() < 0.3:
+            kept.extend(id, packed(chain, chain))
+            all |= {id: chain, id + 1: chain}
+            id += 1
+        else:
+            kept.add(id, chain)
+            all[id] = chain
+        assert kept.last == max(all)
+        for known_id in all:
+            if known_id > kept.last - most:
+                assert kept.get(known_id) == all[known_id]
+            assert kept.get(known_id) in (None, all[known_id])
+        assert len(kept._line) <= 2 * most + 1
+        assert len(kept._aside) <= 2 * most
 
 
 def of_the_other_order(kind: str, content: bytes = b"") -> "array[int]":

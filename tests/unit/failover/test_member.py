@@ -296,6 +296,38 @@ def test_what_can_still_be_compared_is_not_covered_before() -> None:
     assert one.covered == 40
 
 
+@pytest.mark.parametrize("buffer", [1, 100])
+@ANY_BUS
+def test_a_member_that_waits_for_each_block_catches_up_behind_a_sender_that_went_back_and_died(
+    suffix_only: bool, buffer: int
+) -> None:
+    """It had followed the topic to 28, lost its link, and all that came since is the double 26."""
+    one = member(20, suffix_only=suffix_only, buffer=buffer) if buffer > 20 else member(buffer=buffer)
+    for id_ in range(1, 29):
+        one.follow(block(id_, 0 if suffix_only else 28))
+    for id_ in range(one.outbox.last + 1, 26):
+        one.give(sealed(id_))
+    one.rejoin()
+    one.follow(block(26, 25))
+    for id_ in (26, 27, 28):
+        one.give(sealed(id_))
+        assert one.covered == id_
+    assert one.eligible
+
+
+@pytest.mark.parametrize("since", [range(1_990, 2_002), range(2_100, 2_110)], ids=["again", "behind a gap"])
+def test_what_was_followed_before_the_link_was_lost_is_compared_still(since: range) -> None:
+    one = member(buffer=3_000)
+    for id_ in range(1, 2_001):
+        one.follow(block(id_))
+    one.rejoin()
+    for id_ in since:
+        one.follow(block(id_))
+    one.reached_end()
+    with pytest.raises(InputDiffers, match="block 1 of our input"):
+        one.give(sealed(1, "B"))
+
+
 def test_nothing_settled_has_no_chain_to_compare() -> None:
     one = member(2)
     one.heard(0, 0, 0)
