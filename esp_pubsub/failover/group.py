@@ -144,6 +144,7 @@ class Group:
         self._sent: list[tuple[int, int]] = []
         self._handing_over = 0  # how many wait for it
         self._hand_over: asyncio.Future[None] | None = None
+        self._asked = News()  # for a hand-over
         self._changes: set[asyncio.Queue[RoleChange]] = set()
 
     async def run(self) -> None:
@@ -450,7 +451,7 @@ class Group:
                     return "handed over"
                 await self._news.wait()
             if self._hand_over is None:
-                await self._news.wait()
+                await self._asked.wait()  # and not for what comes with each acknowledgement
 
     def _is_on_bus(self, id: int) -> bool:
         """The bus holds the sequence up to this block, whoever sent it."""
@@ -519,7 +520,7 @@ class Group:
             if self._member.role != "active":
                 return
             self._hand_over = asyncio.get_running_loop().create_future()
-            self._news.tell()
+            self._asked.tell()
         self._handing_over += 1
         try:
             await asyncio.shield(self._hand_over)
