@@ -4,6 +4,15 @@ from __future__ import annotations
 
 import sys
 from array import array
+from collections.abc import Sequence
+
+
+def chains_of(chains: Sequence[int] | bytes) -> array[int]:
+    """Numbers, or how they stand in frames: four bytes each, little endian."""
+    found = array("I", chains)
+    if isinstance(chains, bytes) and sys.byteorder == "big":
+        found.byteswap()
+    return found
 
 
 class Chains:
@@ -18,7 +27,7 @@ class Chains:
         self.last = 0
         """The highest id there ever was."""
         self._most = most
-        self._line = array("I")
+        self._line = chains_of([])
         self._line_end = 0
         self._aside: dict[int, int] = {}
 
@@ -34,16 +43,13 @@ class Chains:
         if id > self.last:
             self.last = id
 
-    def extend(self, first: int, chains: bytes) -> None:
-        """The chains of block `first` and of those behind it, as they stand in frames: four bytes each."""
-        more = array("I", chains)
-        if sys.byteorder == "big":
-            more.byteswap()
+    def extend(self, first: int, chains: array[int]) -> None:
+        """The chains of block `first` and of those behind it."""
         if first != self._line_end + 1:
             self._put_aside()
         del self._line[: -self._most]
-        self._line.extend(more)
-        self._line_end = first - 1 + len(more)
+        self._line.extend(chains)
+        self._line_end = first - 1 + len(chains)
         self.last = max(self.last, self._line_end)
 
     def get(self, id: int) -> int | None:

@@ -275,7 +275,7 @@ class Group:
                 await asyncio.sleep(_LOOK_EVERY if self._bus.capabilities.replay else 0)
                 if not self._bus.capabilities.replay or self._read_to() >= self._end - 1:
                     self._member.reached_end()
-                found = await feed.read(1_000, 4 << 20)
+                found = await feed.read(10_000, 4 << 20)
                 for broken, messages in parts(found):
                     if broken is not None:
                         await self._begin_anew(feed, broken)

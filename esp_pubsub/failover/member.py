@@ -49,7 +49,7 @@ from ..wire.frame import (
     parse,
 )
 from .accept import Accept, Dropped
-from .chains import Chains
+from .chains import Chains, chains_of
 from .outbox import Outbox
 
 _HEARD_KEPT = 1_000  # chains that beats said: ten a second, when a block comes with each
@@ -83,7 +83,9 @@ class Member:
         self.m = 0
         self.agreed = 0
         self._suffix_only = suffix_only
-        self._given = Chains(buffer + 1)  # and of the block in front of a full buffer: beats say it
+        self._buffer = buffer
+        self._passed = Chains(buffer + 1)  # of our own blocks, those that are in the outbox no more
+        self._known_to = 0  # neither m nor a chain of the bus is beyond
         self._seen = Chains(buffer if suffix_only else buffer + WINDOW_FRAMES)  # it is read so far beyond m
         self._heard: dict[int, int] = {}  # what beats said
         self._accept = self._new_accept()
@@ -120,15 +122,15 @@ class Member:
     def give(self, block: Sealed) -> None:
         """A block of our own input has its id. Raises InputDiffers if the bus has another one under it."""
         id, _, chain, _, _, _ = block
-        if id <= self.m:
-            self.outbox.pass_over(block)
-        else:
+        if id > self._known_to:
             self.outbox.add(block)
-        self._given.add(id, chain)
-        theirs = self._seen.get(id) if id <= self._seen.last else None
-        if theirs is None and self._heard:
-            theirs = self._heard.get(id)
-        if theirs is not None:
+            return
+        if id > self.m:
+            self.outbox.add(block)
+        else:
+            self.outbox.pass_over(block)
+            self._passed.add(id, chain)
+        if (theirs := self._on_bus(id)) is not None:
             self._compare(id, chain, theirs)
 
     def acked(self, id: int) -> None:
@@ -158,16 +160,24 @@ class Member:
         magic, _, chain, *what, id = glance(newest)
         if (magic, *what, id) != (*ours, end) or not _is_whole(newest):
             return False
-        if self._given.get(end) == chain:  # then so are all before it, by their links
+        if self._ours(end) == chain:  # then so are all before it, by their links
             self.agreed = max(self.agreed, end)
-        elif last < self.outbox.last:
-            return False  # some are given, and they may differ
-        else:
-            chains = _chains(messages)
-            if len(chains) != 4 * len(messages):
-                return False  # one is too short to claim any
-            self._seen.extend(last + 1, chains)
+        elif not self._follow_further(messages, last, end):
+            return False
         self._accepted(end, chain)
+        return True
+
+    def _follow_further(self, messages: Sequence[tuple[Any, bytes]], last: int, end: int) -> bool:
+        """A line that ends where nothing is given yet: of what is, the last must be the bus's; the rest is kept."""
+        chains, given = chains_of(_chains(messages)), self.outbox.last
+        if given >= end or len(chains) != len(messages):
+            return False  # it may differ, or one is too short to claim a chain
+        if given > last:
+            if self._ours(given) != chains[given - last - 1]:
+                return False
+            self.agreed = max(self.agreed, given)
+        first = max(given, last) + 1
+        self._seen.extend(first, chains[first - last - 1 :])
         return True
 
     def _follow_each(self, messages: Sequence[tuple[Any, bytes]], limits: Limits) -> None:
@@ -177,20 +187,20 @@ class Member:
         """
         known = self._accept.sources.get(self.source)
         last, last_chain = (known.last, known.chain) if known is not None else (0, None)
-        given, ours = self._given, (self.source, self.run)
+        ours = self.source, self.run
         line: list[tuple[int, int, bytes]] = []
         for _, data in messages:
             magic, link, chain, kind, source, run, id = glance(data)
             if (source, run) == ours and kind == BLOCK and magic == MAGIC and self._suffix_only:
-                known_chain = given.get(id)
-                if known_chain == chain:
+                given = self._ours(id)
+                if given == chain:
                     if id > self.agreed:
                         self.agreed = id
                     if id > last:
                         last, last_chain = id, chain
                         line.append((id, chain, data))
                     continue
-                if id == last + 1 and link == last_chain and known_chain is None:
+                if id == last + 1 and link == last_chain and given is None:
                     last, last_chain = id, chain
                     line.append((id, chain, data))
                     continue
@@ -230,7 +240,8 @@ class Member:
         for outcome in self._accept.receive(frame):
             if isinstance(outcome, Frame):
                 self._seen.add(outcome.id, outcome.chain)
-                if (ours := self._given.get(outcome.id)) is not None:
+                self._known_to = max(self._known_to, outcome.id)
+                if (ours := self._ours(outcome.id)) is not None:
                     self._compare(outcome.id, ours, outcome.chain)
                 self._advance(outcome.id if self._suffix_only else min(outcome.settled, outcome.id))
             elif isinstance(outcome, Dropped) and outcome.why == "beat":
@@ -245,7 +256,7 @@ class Member:
             self._heard[settled] = chain
             if len(self._heard) > _HEARD_KEPT:
                 del self._heard[min(self._heard)]
-            if (ours := self._given.get(settled)) is not None:
+            if (ours := self._ours(settled)) is not None:
                 self._compare(settled, ours, chain)
         self._advance(settled)
 
@@ -262,8 +273,15 @@ class Member:
 
     def chain_at(self, id: int) -> int | None:
         """The chain of a block, ours or the bus's, if it is still known."""
-        ours = self._given.get(id)
+        ours = self._ours(id)
         return self._on_bus(id) if ours is None else ours
+
+    def _ours(self, id: int) -> int | None:
+        """The chain of our block: of those that fill a buffer, and of the one in front, which beats say."""
+        if id < self.outbox.last - self._buffer:
+            return None
+        block = self.outbox.get(id)
+        return self._passed.get(id) if block is None else block.chain
 
     def _on_bus(self, id: int) -> int | None:
         """The chain of the bus's block, if it is still known."""
@@ -290,14 +308,18 @@ class Member:
     def _advance(self, id: int) -> None:
         if id > self.m:
             self.m = id
-            self.outbox.trim(id)
+            self._known_to = max(self._known_to, id)
+            if taken := self.outbox.trim(id):
+                self._passed.extend(taken[0].id, chains_of([block.chain for block in taken]))
 
 
 def _chains(messages: Sequence[tuple[Any, bytes]]) -> bytes:
-    """The chains that messages claim, four bytes each, but for one that is too short."""
+    """The chains that messages claim, four bytes each."""
     if isinstance(messages, Run):
-        return messages.part(CHAIN_AT, SEALED_AT)
-    return b"".join([data[CHAIN_AT:SEALED_AT] for _, data in messages])
+        chains = messages.part(CHAIN_AT, SEALED_AT)
+    else:
+        chains = b"".join([data[CHAIN_AT:SEALED_AT] for _, data in messages])
+    return chains[: len(chains) & ~3]  # one of them may be too short
 
 
 def _is_whole(data: bytes) -> bool:

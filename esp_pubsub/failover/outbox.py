@@ -51,13 +51,19 @@ class Outbox:
             raise ValueError(f"block {id} cannot be passed over behind block {self.last}")
         self.last, self.first, self.chain = id, id + 1, chain
 
-    def trim(self, past: int) -> None:
-        """Let go of everything up to and including `past`."""
+    def trim(self, past: int) -> list[Sealed]:
+        """Let go of everything up to and including `past`; returns what that was."""
         end = min(past, self.last) + 1
-        if end > self.first:
-            take = self._blocks.pop
-            self.bytes -= sum([take(id).size for id in range(self.first, end)])
+        take = self._blocks.pop
+        taken = [take(id) for id in range(self.first, end)]
+        if taken:
+            self.bytes -= sum([block.size for block in taken])
             self.first = end
+        return taken
+
+    def get(self, id: int) -> Sealed | None:
+        """A block that is in here."""
+        return self._blocks.get(id)
 
     def after(self, id: int, max_blocks: int, max_bytes: int) -> list[Sealed]:
         """Blocks id + 1, id + 2, ... within both bounds, though never none because one block is large."""
