@@ -161,7 +161,7 @@ class Group:
                     self.term = self._sender.term = await self._stand_by()
                     event = await self._lead()
                     self._step(event)
-                    if event in ("stalled", "handed over"):
+                    if event in ("stalled", "ineligible", "handed over"):
                         await self._election.resign()
                     self._tell_handed_over()
         except ExceptionGroup as group:
@@ -421,6 +421,7 @@ class Group:
             others = [
                 tasks.create_task(self._lost()),
                 tasks.create_task(self._stalled()),
+                tasks.create_task(self._left_behind()),
                 tasks.create_task(self._handed_over()),
             ]
             background = [tasks.create_task(self._say_position()), tasks.create_task(self._synced(member.outbox.last))]
@@ -442,6 +443,17 @@ class Group:
                 before, since = self._sender.settled, loop.time()
             await asyncio.sleep(self._stall / 20)
         return "stalled"
+
+    async def _left_behind(self) -> Event:
+        """The bus holds more than we were given, by late blocks of the one before, and our input does not go on: who
+        has more is to lead.
+        """
+        member = self._member
+        while True:
+            last = member.outbox.last
+            await asyncio.sleep(_BEHIND)
+            if not member.eligible and member.outbox.last == last:
+                return "ineligible"
 
     async def _handed_over(self) -> Event:
         while True:

@@ -64,6 +64,7 @@ TABLE: dict[tuple[Role, Event], Role] = {
     ("active", "lost"): "standby",
     ("active", "suspended"): "standby",
     ("active", "stalled"): "standby",
+    ("active", "ineligible"): "standby",
     ("active", "handed over"): "standby",
     ("standby", "leave"): "left",
     ("candidate", "leave"): "left",

@@ -16,6 +16,7 @@ import esp_pubsub as esp
 from esp_pubsub.bus import Bus, Pipe
 from esp_pubsub.failover.group import Group
 from esp_pubsub.testing.faults import Faults
+from esp_pubsub.wire.frame import frames
 from tests.integration.members import (
     CLOSING,
     GROUP,
@@ -83,6 +84,29 @@ async def test_a_member_that_another_one_overtook_hands_over(bus_directory: Path
         assert await (await inject(b, 1, 100)) == "covered"
         async with asyncio.timeout(60):
             await b.hand_over()
+
+
+async def test_a_member_that_was_overtaken_and_whose_input_does_not_go_on_lets_another_one_lead(
+    bus_directory: Path,
+) -> None:
+    """By late blocks of the one that led before, as on a bus where they come in their own time."""
+    async with reading(bus_directory) as reader, member(bus_directory) as a, member(bus_directory) as b:
+        await is_active(a)
+        await (await inject(a, 1, 3))
+        await inject(b, 1, 10)
+        await until(lambda: b.stats.role == "candidate")
+        late = [b._outbox.get(id_) for id_ in range(4, 10)]
+        async with esp.init(dir=bus_directory) as client:
+            pipe = await client.bus.pipe(TOPIC)
+            await pipe.write(frames(filter(None, late), 3, 0))
+            await pipe.confirmed(5)
+            await pipe.aclose()
+        assert a._member is not None
+        a._member.heard(0, 9, None)  # by a beat of its
+        await is_active(b)
+        assert await b.delivered(10) == "acked"
+        await reader.to(10)
+        assert await (await inject(a, 4, 10)) == "covered"
 
 
 async def test_a_member_that_leaves_in_the_turn_in_which_it_campaigns_leaves_no_task(bus_directory: Path) -> None:
