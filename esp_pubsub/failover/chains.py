@@ -62,6 +62,7 @@ class Chains:
     def _put_aside(self) -> None:
         aside, end = self._aside, self._line_end
         aside.update(zip(range(end - len(self._line) + 1, end + 1), self._line, strict=True))
-        for old in [id for id in aside if id <= self.last - self._most]:
-            del aside[old]
         del self._line[:]
+        if len(aside) > 2 * self._most:
+            for old in [id for id in aside if id <= self.last - self._most]:
+                del aside[old]

@@ -450,9 +450,9 @@ class Group:
         """
         member = self._member
         while True:
-            last = member.outbox.last
+            last, was_eligible = member.outbox.last, member.eligible
             await asyncio.sleep(_BEHIND)
-            if not member.eligible and member.outbox.last == last:
+            if not was_eligible and not member.eligible and member.outbox.last == last:
                 return "ineligible"
 
     async def _handed_over(self) -> Event:

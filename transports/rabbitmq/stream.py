@@ -322,6 +322,10 @@ class StreamPipe:
         await self._link.aclose()
 
 
+def _size(item: Message | Break) -> int:
+    return len(item.data) if isinstance(item, Message) else 0
+
+
 class StreamFeed:
     """A `Feed` without groups: `confirm` is refused."""
 
@@ -342,6 +346,7 @@ class StreamFeed:
         self._gone = False
         self._subscription = 0
         self._ahead: deque[Message | Break] = deque()
+        self._ahead_bytes = 0
         self._news = asyncio.Event()
 
     async def open(self, start: Start) -> None:
@@ -397,8 +402,13 @@ class StreamFeed:
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         """See `Feed.read`."""
         while True:
-            while self._chunks and len(self._ahead) < max_messages and self.error is None:
-                await self._unpack()
+            while self._chunks and len(self._ahead) < max_messages and self._ahead_bytes < max_bytes:
+                try:
+                    await self._unpack()
+                except BusError:
+                    if not self._ahead:
+                        raise
+                    break  # what came in front of it is handed out first
             if self._ahead:
                 return self._take(max_messages, max_bytes)
             if self.error is not None:
@@ -414,10 +424,11 @@ class StreamFeed:
         ahead, size = self._ahead, 0
         while ahead and len(taken) < max_messages:
             item = ahead[0]
-            size += len(item.data) if isinstance(item, Message) else 0
+            size += _size(item)
             if taken and size > max_bytes:
                 break
             taken.append(ahead.popleft())
+            self._ahead_bytes -= _size(item)
         return taken
 
     async def _wait(self) -> None:
@@ -462,6 +473,7 @@ class StreamFeed:
         if self._next is not None and first < self._next:
             found = [message for message in found if message.position >= (self._next or 0)]
         self._ahead.extend(found)
+        self._ahead_bytes += sum(map(_size, found))
         if header.millis >= self._since:
             self._next = max(self._next or 0, first + header.records)
         self._grant()

@@ -199,6 +199,26 @@ async def test_a_read_hands_out_what_many_chunks_held() -> None:
     assert await feed.read(100, 1_000) == [(BASE + n, b"%d" % n) for n in range(4, 10)]
 
 
+async def test_what_a_read_has_no_room_for_stays_in_its_chunks() -> None:
+    feed = StreamFeed(Streams(Address((), "guest", "guest", "/", context=None, timeout=1.0), {}), "s")
+    feed._link, feed._base, feed._next = Link(1.0), BASE, BASE
+    feed._chunks.extend(delivered(entry_of([bytes(600)]), first=n) for n in range(10))
+    for left in range(8, -1, -1):
+        assert len(await feed.read(100, 1_000)) == 1
+        assert (len(feed._chunks), feed._ahead_bytes) == (left, 600)
+
+
+async def test_what_came_in_front_of_what_cannot_be_read_is_handed_out_first() -> None:
+    feed = StreamFeed(Streams(Address((), "guest", "guest", "/", context=None, timeout=1.0), {}), "s")
+    feed._link, feed._base, feed._next = Link(1.0), BASE, BASE
+    feed._link.listen(feed._hear, feed.end)
+    begin, _ = too_large(1)
+    feed._chunks.extend([delivered(entry_of([b"whole"]), first=0), memoryview(begin)[8:]])
+    assert await feed.read(100, 1_000) == [(BASE, b"whole")]
+    with pytest.raises(BusUnavailable, match="checksum"):
+        await feed.read(100, 1_000)
+
+
 async def test_a_chunk_that_cannot_be_read_is_asked_for_once_more_and_then_passed_and_told() -> None:
     streams = Streams(Address((), "guest", "guest", "/", context=None, timeout=1.0), {})
     begin, _ = too_large(7)
