@@ -22,6 +22,7 @@ import pytest
 from fastapi import FastAPI
 
 import esp_pubsub as esp
+from esp_pubsub.transports.embedded import meta
 
 ROOT = Path(__file__).parents[2]
 URL = "dfESP://test:5555/project/query/window"
@@ -124,6 +125,18 @@ def wait_for_topic(directory: str) -> None:
     asyncio.run(look())
 
 
+def wait_for_confirmed(directory: str, count: int) -> None:
+    """Until the subscriber, which confirms what it has printed, has stored that for so many blocks."""
+
+    async def look() -> None:
+        async with esp.init(dir=directory) as client, asyncio.timeout(60):
+            store = client.bus.meta  # type: ignore[attr-defined]
+            while store.read(lambda t: meta.group(t, TOPIC, "reader")).position != count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    asyncio.run(look())
+
+
 def test_the_subscriber_first_and_then_both_again(files: Path, environment: dict[str, str]) -> None:
     with reader(files, environment) as first:
         wait_for_topic(environment["ESP_PUBSUB_DIR"])
@@ -131,6 +144,7 @@ def test_the_subscriber_first_and_then_both_again(files: Path, environment: dict
         assert first.line() == ONE_RUN
         publish(files, environment)
         assert first.line() == ONE_RUN
+        wait_for_confirmed(environment["ESP_PUBSUB_DIR"], 2)
     with reader(files, environment) as again:
         publish(files, environment)
         assert again.line() == ONE_RUN
@@ -138,10 +152,11 @@ def test_the_subscriber_first_and_then_both_again(files: Path, environment: dict
 
 
 def test_the_publisher_first_and_then_both_again(files: Path, environment: dict[str, str]) -> None:
-    for _ in range(2):
+    for count in (1, 2):
         publish(files, environment)
         with reader(files, environment) as found:
             assert found.line() == ONE_RUN
+            wait_for_confirmed(environment["ESP_PUBSUB_DIR"], count)
             assert found.lines() == []
 
 
