@@ -21,8 +21,8 @@ TRADE = Schema("id*:int64,symbol:string,price:money,at:stamp,day:date")
 KEY = Schema("k*:int64")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 N, U, D, P, S, B = Opcode.INSERT, Opcode.UPDATE, Opcode.DELETE, Opcode.UPSERT, Opcode.SAFEDELETE, Opcode.UPDATEBLOCK
-READERS: list[Callable[[Block], Any]] = [Block.rows, Block.mappings, Block.events, Block.table]
-NOT_ROWS = READERS[1:]
+READERS: list[Callable[[Block], Any]] = [Block.rows, Block.changes, Block.mappings, Block.events, Block.table]
+NOT_ROWS = READERS[2:]  # these look into the values
 
 
 def forged(
@@ -117,6 +117,15 @@ def test_events_carry_opcode_and_flags_of_each_row(arrow_body: bool) -> None:
     assert it.events()[3].flags == EventFlag.PARTIAL | EventFlag.RETENTION
 
 
+@BODIES
+def test_changes_are_opcode_and_row_of_each_event_in_order(arrow_body: bool) -> None:
+    rows = [(1, "a", Decimal("12.50"), -1, 86_400), (1, None, None, None, None), (2, "b", None, 0, 0)]
+    it = block(TRADE, rows, bytes([P, D, N]), bytes([0, 2, 0]), arrow_body=arrow_body)
+    assert it.changes() == [(P, rows[0]), (D, rows[1]), (N, rows[2])]
+    assert all(type(opcode) is Opcode and type(row) is tuple for opcode, row in it.changes())
+    assert it.changes() is not it.changes()
+
+
 @pytest.mark.parametrize("opcode", Opcode)
 @BODIES
 def test_one_opcode_and_one_flag_stand_for_all_events(opcode: Opcode, arrow_body: bool) -> None:
@@ -171,6 +180,7 @@ def test_a_view_shows_pairs_and_retention_deletes_as_it_is_told(
     assert [(e.opcode, e.values["k"]) for e in it.events()] == seen
     assert [e.flags for e in it.events()] == [flags[k] for _, k in seen]
     assert it.rows() == [(k,) for _, k in seen]
+    assert it.changes() == [(o, (k,)) for o, k in seen]
     assert it.mappings() == [{"k": k} for _, k in seen]
     assert len(it) == len(opcodes)  # what it was sent with
     table = it.table()
@@ -220,15 +230,16 @@ BAD: list[tuple[str, Block, list[Callable[[Block], Any]]]] = [
     ("another count", forged(KEY, ONE_ROW, 2), READERS),
     ("another count, arrow", forged(KEY, ARROW_ROW, 2, kind=ARROW), READERS),
     ("unmarked and yet marked", forged(KEY, arrow.encode_rows(KEY, [(5,)], 2, 0)[0], 2, kind=ARROW), READERS),
-    ("opcode 0", forged(KEY, packb([0, 0, [[5]]]), 1), [Block.events]),
-    ("opcode 7", forged(KEY, packb([b"\1\7", 0, [[5], [5]]]), 2), [Block.events]),
-    ("opcode 300", forged(KEY, packb([300, 0, [[5]]]), 1), [Block.events, Block.table]),
+    ("opcode 0", forged(KEY, packb([0, 0, [[5]]]), 1), [Block.changes, Block.events]),
+    ("opcode 7", forged(KEY, packb([b"\1\7", 0, [[5], [5]]]), 2), [Block.changes, Block.events]),
+    ("opcode 300", forged(KEY, packb([300, 0, [[5]]]), 1), [Block.changes, Block.events, Block.table]),
+    ("opcode -1", forged(KEY, packb([-1, 0, [[5]]]), 1), [Block.changes, Block.events, Block.table]),
     ("opcode 300 in a view", forged(KEY, packb([300, 0, [[5]]]), 1, view=View(True)), READERS),
     ("opcode -1 in a view", forged(KEY, packb([-1, 0, [[5]]]), 1, view=View(True)), READERS),
     ("flags -1 in a view", forged(KEY, packb([2, -1, [[5]]]), 1, view=View(True)), READERS),
     ("flags 300", forged(KEY, packb([1, 300, [[5]]]), 1), [Block.table]),
-    ("opcode 2**64 - 1", forged(KEY, packb([2**64 - 1, 0, [[5]]]), 1), [Block.events, Block.table]),
-    ("opcode 7 in arrow", block(KEY, [(5,)], 7, 0, arrow_body=True), [Block.events]),
+    ("opcode 2**64 - 1", forged(KEY, packb([2**64 - 1, 0, [[5]]]), 1), [Block.changes, Block.events, Block.table]),
+    ("opcode 7 in arrow", block(KEY, [(5,)], 7, 0, arrow_body=True), [Block.changes, Block.events]),
     ("no rows at all", forged(Schema("m*:money"), packb([1, 0, []]), 0, kind=77), READERS),
     ("money that is none", forged(Schema("m*:money"), packb([1, 0, [["x"]]]), 1), READERS),
     ("money that is not finite", forged(Schema("m*:money"), packb([1, 0, [["Infinity"]]]), 1), READERS),
