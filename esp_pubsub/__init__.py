@@ -32,7 +32,7 @@ from .events import Block, Event, EventFlag, Opcode
 from .failover.group import Failover, RoleChange
 from .lib import init, set_pubsub_lib, shutdown
 from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats, Resume
-from .schema import Field, FieldType, Schema
+from .schema import Field, FieldType, Key, Schema
 from .subscriber import Subscriber, SubscriberOptions, SubscriberStats
 from .wire.frame import Limits
 
@@ -57,6 +57,7 @@ __all__ = [
     "Field",
     "FieldType",
     "InputDiffers",
+    "Key",
     "Limits",
     "NoAnswer",
     "NoGroup",

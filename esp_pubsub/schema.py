@@ -6,12 +6,17 @@ frame, so two members, languages or versions that print the same schema agree by
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
 from enum import StrEnum
 from hashlib import blake2b
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from .errors import SchemaError
 
@@ -56,6 +61,10 @@ class Field:
         return f"{self.name}{'*' if self.key else ''}:{self.type}"
 
 
+class Key:
+    """Marks a key in a class of which a schema is made: `id: Annotated[int, esp.Key]`."""
+
+
 class Schema:
     """The fields of an event, in order. Immutable; equal when the canonical strings are equal."""
 
@@ -78,6 +87,35 @@ class Schema:
             ("fingerprint", int.from_bytes(digest, "little")),
         ):
             object.__setattr__(self, name, value)
+
+    @staticmethod
+    def of(cls: type[Any], /) -> Schema:
+        """The schema of a dataclass, a msgspec Struct or a pydantic model: its fields, in its order, without aliases.
+
+        `Annotated[int, esp.Key]` is a key; at least one field is. `| None` changes nothing, since every field but a key
+        may be null. Where a type can be sent in several ways, `Annotated[int, esp.FieldType.INT32]` says which:
+
+        | annotation | field type | or |
+        |---|---|---|
+        | `int` | `INT64` | `INT32`, `STAMP`, `DATE` |
+        | `float` | `DOUBLE` | |
+        | `str` | `STRING` | `RSTRING` |
+        | `bytes` | `BLOB` | |
+        | `Decimal` | `MONEY` | |
+        | `datetime` | `STAMP` | `DATE` |
+        | `date` | `DATE` | |
+        | `list[int]`, `tuple[int, ...]` | `ARRAY_INT64` | `ARRAY_INT32` |
+        | `list[float]`, `tuple[float, ...]` | `ARRAY_DOUBLE` | |
+
+        Anything else raises SchemaError, with the class as `cls` and the field's name as `field`.
+        """
+        try:
+            fields = _fields_of(cls)
+            if fields and not any(field.key for field in fields):
+                raise SchemaError(f"no field is a key; mark one, such as {fields[0].name}: Annotated[..., esp.Key]")
+            return Schema(fields)
+        except SchemaError as e:
+            raise SchemaError(f"no schema can be made of {_shown(cls)}: {e}", **vars(e) | {"cls": cls}) from None
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("a Schema is immutable; make a new one")
@@ -144,3 +182,91 @@ def _check(fields: tuple[Field, ...]) -> None:
         seen.add(field.name)
     if not any(field.key for field in fields):
         raise SchemaError(f"no field is a key; mark one with a star: {fields[0].name}*:{fields[0].type}")
+
+
+_HELD_BY: tuple[tuple[Any, tuple[FieldType, ...]], ...] = (
+    (int, (FieldType.INT64, FieldType.INT32, FieldType.STAMP, FieldType.DATE)),
+    (float, (FieldType.DOUBLE,)),
+    (str, (FieldType.STRING, FieldType.RSTRING)),
+    (bytes, (FieldType.BLOB,)),
+    (Decimal, (FieldType.MONEY,)),
+    (datetime, (FieldType.STAMP, FieldType.DATE)),
+    (date, (FieldType.DATE,)),
+    (list[int], (FieldType.ARRAY_INT64, FieldType.ARRAY_INT32)),
+    (list[float], (FieldType.ARRAY_DOUBLE,)),
+    (tuple[int, ...], (FieldType.ARRAY_INT64, FieldType.ARRAY_INT32)),
+    (tuple[float, ...], (FieldType.ARRAY_DOUBLE,)),
+)  # what a row can give back as it was; the first is meant where none is named
+
+
+def _fields_of(cls: type[Any]) -> list[Field]:
+    if not isinstance(cls, type):
+        raise SchemaError("it is not a class; pass a class, and for a generic one a class of its own with all types")
+    names = _names_of(cls)
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except (NameError, AttributeError, TypeError, SyntaxError) as e:
+        raise SchemaError(
+            f"{e}; annotations are evaluated in the class's module, so what they name is imported or defined there"
+        ) from None
+    for name, hint in hints.items():
+        if isinstance(hint, dataclasses.InitVar):
+            raise SchemaError(f"field {name!r} is an InitVar, which no event could give back", field=name)
+    return [_field_of(name, hints[name]) for name in names]
+
+
+def _names_of(cls: type[Any]) -> Iterable[str]:
+    """As its own library says. None but dataclasses is imported: a class of another one has its marks."""
+    if dataclasses.is_dataclass(cls):
+        for field in dataclasses.fields(cls):
+            if not field.init:
+                raise SchemaError(
+                    f"field {field.name!r} has init=False, so no event could give it back", field=field.name
+                )
+        return [field.name for field in dataclasses.fields(cls)]
+    names = getattr(cls, "__struct_fields__", getattr(cls, "model_fields", None))
+    if not isinstance(names, tuple | dict):
+        raise SchemaError("it is no dataclass, no msgspec.Struct and no pydantic.BaseModel")
+    return names
+
+
+def _field_of(name: str, hint: Any) -> Field:
+    plain, marks, optional = _taken_apart(hint)
+    key = any(mark is Key or isinstance(mark, Key) for mark in marks)
+    named = list(dict.fromkeys(mark for mark in marks if isinstance(mark, FieldType)))
+    may_be = next((types for held, types in _HELD_BY if held == plain), ())
+    if plain is bool:
+        why = "is bool, which no field type holds; make it an int: Annotated[int, esp.FieldType.INT32]"
+    elif not may_be:
+        ways = ", ".join(_shown(held) for held, _ in _HELD_BY)
+        why = f"is {_shown(plain)}, which no field type holds; it may be {ways}"
+    elif len(named) > 1:
+        why = f"has two field types, {named[0].name} and {named[1].name}; name one"
+    elif named and named[0] not in may_be:
+        ways = " or ".join(kind.name for kind in may_be)
+        why = f"is {_shown(plain)}, which esp.FieldType.{named[0].name} does not hold; {_shown(plain)} may be {ways}"
+    elif key and optional:
+        why = f"is a key, and a key is never None; make it Annotated[{_shown(plain)}, esp.Key]"
+    else:
+        return Field(name, named[0] if named else may_be[0], key)
+    raise SchemaError(f"field {name!r} {why}", field=name, type=hint)
+
+
+def _taken_apart(hint: Any) -> tuple[Any, list[Any], bool]:
+    """The type without `Annotated` and `| None`, what it was annotated with, and whether None is allowed."""
+    marks: list[Any] = []
+    optional = False
+    while True:
+        args = get_args(hint)
+        if get_origin(hint) is Annotated:
+            hint = args[0]
+            marks += args[1:]
+        elif get_origin(hint) in (Union, UnionType) and len(args) == 2 and NoneType in args:
+            hint = args[0] if args[1] is NoneType else args[1]
+            optional = True
+        else:
+            return hint, marks, optional
+
+
+def _shown(hint: Any) -> str:
+    return hint.__qualname__ if isinstance(hint, type) else repr(hint)
