@@ -304,6 +304,31 @@ async def lost_link_of_a_group(t: Trial) -> None:
     require(following.state == b"state", f"the state is {short(following.state)}")
 
 
+@check("groups", "cut")
+async def readers_that_die_in_a_row(t: Trial) -> None:
+    """What readers left whose links were lost one after the other comes first, in its old order: each time behind what
+    was confirmed and in front of what was written meanwhile.
+    """
+    assert t.context.cut is not None
+    topic, left, state = t.topic(), list[bytes](), b""
+    feed = await _member(t, topic, bus := await t.bus())
+    turns = [(4, 1), (2, 0), (7, 3), (2, 1)]
+    for turn, (reads, confirms) in enumerate(turns[: 2 if t.capabilities.replay else 4]):  # a log keeps its order
+        new = numbered(4, f"{turn}-")
+        await t.write_to(topic, new)
+        left += new
+        found = await t.expect(feed, left[:reads], max_messages=1)
+        if confirms:
+            state = b"%d" % turn
+            await _confirm(t, feed, found[confirms - 1], state)
+            del left[:confirms]
+        await t.within("cut", t.context.cut(bus))
+        await _close(t, feed)
+        feed = await _member(t, topic, bus := await t.bus())
+    await t.expect(feed, left)
+    require(feed.state == state, f"the state should be {short(state)}, but is {short(feed.state)}")
+
+
 @check("groups")
 async def two_groups(t: Trial) -> None:
     """Groups of one topic, and of one name on two topics, each get everything and keep their own place and state."""

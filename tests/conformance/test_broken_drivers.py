@@ -267,6 +267,24 @@ class KeepsTheGroup(Altered):
         self.inner._queue.wake()
 
 
+class GivesBackBehind(Altered):
+    """What comes back goes behind what came back before: a quorum queue does so."""
+
+    async def read(self, *bounds: int) -> Any:
+        found = await self.inner.read(*bounds)
+        self.given = getattr(self, "given", set()) | {message.position for message in found}
+        return found
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+        queue, given = self.inner._queue, getattr(self, "given", set())
+        back = queue.__dict__.setdefault("back", set())
+        back |= given
+        waiting = sorted(queue.waiting, key=lambda message: (message.position not in back, message.position in given))
+        queue.waiting.clear()
+        queue.waiting.extend(waiting)
+
+
 class StateOfAnother(Altered):
     """State and position in two steps, and cancelled in between."""
 
@@ -442,6 +460,7 @@ ON_QUEUES = {
     "state_may_be_any_bytes": feed(LosesStates),
     "confirm_without_position": feed(LosesStates),
     "unconfirmed_is_redelivered": feed(ForgetsTheRest),
+    "readers_that_die_in_a_row": feed(GivesBackBehind),
     "hand_over_at_close": feed(KeepsTheGroup),
     "cancelled_confirm": feed(StateOfAnother),
     "released_messages_do_not_block": feed(Blocks),
@@ -492,7 +511,8 @@ async def test_fails_on_queues(name: str) -> None:
         yield b"x" * bus.capabilities.max_message_bytes
 
     options = sample_bus.Options(hub=secrets.token_hex(4), queue_size=1 << 20)
-    await fails(name, context(lambda: sample_bus.open_bus(options), ON_QUEUES[name], fail_in_the_middle=overflow))
+    hooks = {"fail_in_the_middle": overflow, "cut": lambda bus: bus.aclose()}
+    await fails(name, context(lambda: sample_bus.open_bus(options), ON_QUEUES[name], **hooks))
 
 
 @pytest.mark.parametrize("name", ON_A_LOG)
