@@ -1,6 +1,7 @@
 """The one sender of a publisher, on every bus: outbox -> pipe, acknowledgements in order, go back after trouble.
 
-    rule 1   a pipe begins behind what is settled and goes on without a hole, never beyond the window
+    rule 1   a pipe begins behind what is settled and goes on in order, never beyond the window; it passes over only
+             what another member has settled meanwhile
     rule 2   confirmations count in order, and only within the pipe that sends now
     rule 3   after any trouble the pipe is dropped for good; a new one begins by rule 1. There is no other retry
     rule 5   where holes can be, an idle pipe that has not yet carried `settled` writes one beat on the topic

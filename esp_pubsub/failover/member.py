@@ -2,10 +2,10 @@
 
 The theory (PROTOCOL 5)
     All members build the same blocks from the same input: id and chain follow from the input alone. A sender begins at
-    some s <= m + 1 and goes on without a hole, where m is how far it *knows* that the bus holds the sequence for every
-    subscriber. So the first copy of a block always stands behind a copy of the one before it (or, where single messages
-    can be lost, is not settled until it does), and every reader drops what comes twice by its id. That is all: whoever
-    sends, and however many at once, each reader delivers 1, 2, 3, ...
+    some s <= m + 1, goes on in order and passes over only ids <= m, where m is how far it *knows* that the bus holds
+    the sequence for every subscriber. So the first copy of a block always stands behind a copy of the one before it
+    (or, where single messages can be lost, is not settled until it does), and every reader drops what comes twice by
+    its id. That is all: whoever sends, and however many at once, each reader delivers 1, 2, 3, ...
 
     Nothing of it rests on a clock, a lease, a fence or an election. Two members that both believe to lead cost doubles,
     which nobody sees. m too low costs doubles as well. m too high would be a hole, so it is taken only from

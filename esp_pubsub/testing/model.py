@@ -3,9 +3,9 @@
 The theory. In a world there are members with equal (or different) inputs of a few blocks, a bus, and subscribers. All
 that is not one of the real classes is as free as PROTOCOL leaves it: whoever is eligible may lead, at any time, beside
 others; whoever leads may lose it; what one member knows another may hear; a bus takes, loses and delays what it may.
-The sender is here no more than its discipline: a pipe begins at m + 1 and goes on without a hole and within the window,
-acknowledgements count in order and for one pipe, after trouble a new one begins, and where holes can be a beat says
-what is settled. Faults cost one of a few lives, so that every world has an end; everything else is free.
+The sender is here no more than its discipline: a pipe begins at m + 1 and goes on in order and within the window, past
+what m has passed, acknowledgements count in order and for one pipe, after trouble a new one begins, and where holes can
+be a beat says what is settled. Faults cost one of a few lives, so that every world has an end; all else is free.
 
 Two buses. On a log there is one order for all, and what is missing of a pipe is its end. With queues every reader has
 its own: pipes may come to it in another order than to the next one, and single messages may be refused in one queue,

@@ -231,6 +231,26 @@ async def test_where_nothing_is_ever_held_there_is_no_beat(suffix: Bench) -> Non
     assert len(pipe.frames) == 2
 
 
+async def test_an_open_pipe_passes_over_what_another_member_settled_and_nothing_else(bench: Bench) -> None:
+    pipe = await bench.pipe()
+    bench.give(3)
+    await ticks()
+    bench.outbox.trim(2)  # not past what the pipe has written: it goes on as it would have
+    bench.give(1)
+    await ticks()
+    bench.give(3)
+    bench.outbox.trim(6)  # another leader's blocks are on the bus up to here, before this pipe has written 5 and 6
+    bench.sender.wake()
+    await ticks()
+    assert pipe.ids == [1, 2, 3, 4, 7]
+    pipe.confirm(4)
+    await ticks()
+    assert (bench.sender.settled, bench.acked) == (6, [])
+    pipe.confirm(5)
+    await ticks()
+    assert (bench.sender.settled, bench.acked) == (7, [7])
+
+
 async def test_what_another_member_settled_in_between_leaves_the_window_open() -> None:
     bench = Bench(suffix_only=False)
     pipe = await bench.pipe()
