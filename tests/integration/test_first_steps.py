@@ -63,7 +63,7 @@ class Reader:
 
     def line(self) -> str:
         try:
-            return self._lines.get(timeout=15)
+            return self._lines.get(timeout=60)
         except queue.Empty:
             self.end()
             raise AssertionError("nothing came") from None
@@ -80,12 +80,12 @@ class Reader:
         if self._process.poll() is None:
             self._process.send_signal(number)
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
             raise
         finally:
-            self._thread.join(5)
+            self._thread.join(60)
             with self._process.stdout, self._process.stderr:  # type: ignore[union-attr]
                 errors = self._process.stderr.read()  # type: ignore[union-attr]
         return errors
@@ -108,7 +108,7 @@ def reader(folder: Path, environment: dict[str, str]) -> Iterator[Reader]:
 def publish(folder: Path, environment: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "publish.py"], cwd=folder, env=environment, text=True,
-        capture_output=True, timeout=20,
+        capture_output=True, timeout=60,
     )  # fmt: skip
     said = [line for line in done.stderr.splitlines() if not line.startswith("Executing <Task")]  # a slow machine
     assert (done.returncode, done.stdout, said) == (0, "", [])
@@ -163,6 +163,7 @@ def test_the_publisher_first_and_then_both_again(files: Path, environment: dict[
 def test_a_subscriber_that_was_killed_goes_on_behind_what_it_confirmed(
     files: Path, environment: dict[str, str]
 ) -> None:
+    environment |= {"ESP_PUBSUB_LEASE": "1h"}  # the group's holder will be dead: nobody waits until its lease is over
     publish(files, environment)
     found = Reader(files, environment)
     try:
@@ -172,10 +173,8 @@ def test_a_subscriber_that_was_killed_goes_on_behind_what_it_confirmed(
     finally:
         found.end(signal.SIGKILL)
     publish(files, environment)
-    with reader(files, environment) as again:  # at once: the group's holder is dead, its lease is not waited for
-        began = time.monotonic()
+    with reader(files, environment) as again:
         assert again.line() == ONE_RUN
-        assert time.monotonic() - began < 9  # the lease is ten seconds
         assert len(again.lines(0.1)) <= 1  # the last one may not have been confirmed when it was killed
 
 
@@ -225,7 +224,7 @@ def test_a_loop_that_ended_without_a_close_does_not_spoil_the_next(bus_directory
         asyncio.run(careful())
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code), bus_directory], capture_output=True, text=True, timeout=20
+        [sys.executable, "-c", textwrap.dedent(code), bus_directory], capture_output=True, text=True, timeout=60
     )
     assert (done.stdout, done.returncode) == ("[1, 2]\n", 0), done.stderr
 
@@ -257,7 +256,7 @@ def test_two_loops_in_two_threads_share_a_directory(bus_directory: Path) -> None
     thread = threading.Thread(target=read)
     thread.start()
     asyncio.run(write())
-    thread.join(15)
+    thread.join(60)
     assert found == list(range(100))
 
 
@@ -348,9 +347,10 @@ def test_uvicorn_with_two_workers(bus_directory: Path, tmp_path: Path) -> None:
     workers: set[int] = set()
     asked = 0
     try:
-        deadline = time.monotonic() + 30
-        while asked < 20 or (len(workers) < 2 and asked < 3_000):
+        deadline = time.monotonic() + 60
+        while asked < 20 or len(workers) < 2:
             assert server.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01 * (asked >= 20))  # the second worker may be up much later than the first one
             try:
                 answer = _get(port, asked)
             except OSError:  # not up yet
@@ -361,7 +361,7 @@ def test_uvicorn_with_two_workers(bus_directory: Path, tmp_path: Path) -> None:
             asked += 1
     finally:
         server.terminate()
-        output = server.communicate(timeout=20)[0]
+        output = server.communicate(timeout=60)[0]
     assert len(workers) == 2, output
     assert "Traceback" not in output, output
 

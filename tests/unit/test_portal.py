@@ -24,7 +24,7 @@ def test_a_program_without_a_loop_publishes_and_reads_through_a_portal(bus_direc
 
     with Portal() as portal:
         client = portal.call(opened)
-        assert portal.call_within(5, one_block, client).rows() == [(7,)]
+        assert portal.call_within(60, one_block, client).rows() == [(7,)]
         portal.call(client.aclose)
 
 
@@ -40,7 +40,7 @@ def test_a_call_past_its_deadline_is_cancelled_and_says_so() -> None:
     with Portal() as portal:
         with pytest.raises(TimeoutError):
             portal.call_within(0.01, forever)
-        assert ended.wait(5)
+        assert ended.wait(60)
 
 
 def test_an_error_of_the_coroutine_reaches_the_caller() -> None:
@@ -67,9 +67,9 @@ def test_closing_ends_a_call_that_another_thread_waits_for() -> None:
     portal = Portal()
     thread = threading.Thread(target=call)
     thread.start()
-    assert begun.wait(5)
+    assert begun.wait(60)
     portal.close()
-    thread.join(5)
+    thread.join(60)
     assert len(outcome) == 1
 
 
@@ -101,7 +101,7 @@ portal.close()
 sys.exit(os.waitstatus_to_exitcode(status))
 """
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    assert subprocess.run([sys.executable, "-c", script], timeout=15, env=environment).returncode == 7
+    assert subprocess.run([sys.executable, "-c", script], timeout=60, env=environment).returncode == 7
 
 
 def test_a_portal_whose_loop_cannot_be_made_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +121,6 @@ def test_a_call_that_is_being_handed_over_holds_up_the_end_of_the_portal() -> No
         closing.start()
         closing.join(0.05)
         assert closing.is_alive() and not portal._closed
-    closing.join(5)
+    closing.join(60)
     with pytest.raises(esp.Closed):
         portal.call(asyncio.sleep, 0)
