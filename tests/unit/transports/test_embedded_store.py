@@ -75,15 +75,14 @@ def _open(path: Path, map_bytes: int) -> store.Store:
 
 
 STOPPED = """
-import asyncio, os, signal, sys, time
+import asyncio, signal, sys, threading
 from pathlib import Path
 from esp_pubsub.transports.embedded import log, store
 from esp_pubsub.transports.embedded.place import topic_directory
 
 def stop(transaction):
     print("holding", flush=True)
-    os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(0.1)  # another thread takes the signal; this one must not commit meanwhile
+    signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # another thread would take it too late
 
 async def main():
     held = store.open_store(Path(sys.argv[1]), map_bytes=1 << 30, disk=False, check=log.is_sound)
