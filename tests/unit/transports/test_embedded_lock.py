@@ -255,12 +255,12 @@ def test_an_open_that_nobody_waits_for_at_the_loops_end_is_closed_all_the_same(
 
     def slowly(*args: Any, **more: Any) -> Any:
         begun.set()
-        go_on.wait(10)
+        go_on.wait(60)
         return open_store(*args, **more)
 
     async def cancelled() -> None:
         opening = asyncio.ensure_future(bus.open_bus(bus.EmbeddedOptions(dir=bus_directory)))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 60)
         opening.cancel()
         await asyncio.wait([opening])
         go_on.set()

@@ -117,7 +117,12 @@ async def test_a_stopped_process_that_holds_the_lock_is_named_and_nothing_is_los
 ) -> None:
     await _publish(bus_directory, range(1))
     troubles = []
-    options = esp.PublisherOptions(stall=0.2)  # the bus, which waits as long, knows who it is
+    options = esp.PublisherOptions(stall=0.2)
+
+    def naming(process):
+        """The bus, which waits as long, knows who it is; on a slow machine it may be late once."""
+        return [notice.error for notice in troubles if str(process) in str(getattr(notice, "error", ""))]
+
     async with (
         esp.init(dir=bus_directory, deadline="200ms") as client,
         client.publisher(URL, SCHEMA, on_notice=troubles.append, options=options) as publisher,
@@ -126,12 +131,14 @@ async def test_a_stopped_process_that_holds_the_lock_is_named_and_nothing_is_los
             delivery = await publisher.inject([(1, "waits")])
             with pytest.raises(esp.DeliveryUnknown):
                 await publisher.delivered(delivery.id, 0.5)
+            async with asyncio.timeout(60):
+                while not naming(stopped.pid):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
             stopped.send_signal(signal.SIGCONT)
             assert await delivery == "acked"
     errors = [notice.error for notice in troubles if hasattr(notice, "error")]
-    assert errors and all(isinstance(error, esp.BusUnavailable) for error in errors)
-    assert str(stopped.pid) in str(errors[0])
-    assert processes.pid_of(errors[0].process) is None  # it has ended meanwhile
+    assert all(isinstance(error, esp.BusUnavailable) for error in errors)
+    assert processes.pid_of(naming(stopped.pid)[0].process) is None  # it has ended meanwhile
     assert await _read(bus_directory, 2) == [0, 1]
 
 
@@ -142,7 +149,7 @@ async def test_a_group_that_may_fence_ends_the_stopped_process_and_goes_on(bus_d
         with _Stopped(topic_directory(bus_directory, TOPIC)) as stopped:
             async with client.publisher(URL, SCHEMA, failover=failover) as publisher:
                 assert await (await publisher.inject([(1, "")])) == "acked"
-            assert await asyncio.to_thread(stopped.wait, 5) == -signal.SIGKILL
+            assert await asyncio.to_thread(stopped.wait, 60) == -signal.SIGKILL
 
 
 def test_no_process_is_ended_whose_name_differs_in_boot_namespace_or_start_time() -> None:
