@@ -29,6 +29,7 @@ Who may do what
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -48,10 +49,11 @@ from ..wire.frame import (
     glance,
     parse,
 )
-from .accept import Accept, Dropped
+from .accept import Accept, Dropped, Source
 from .chains import Chains, chains_of
 from .outbox import Outbox
 
+_LINK_AT = CHAIN_AT - 4  # side by side
 _HEARD_KEPT = 1_000  # chains that beats said: ten a second, when a block comes with each
 
 Role = Literal["standby", "candidate", "active", "left"]
@@ -144,94 +146,83 @@ class Member:
             self._follow_each(messages, limits)
 
     def _follow_line(self, messages: Sequence[tuple[Any, bytes]]) -> bool:
-        """Take them all if the first is the next block and the last is as far behind it as there are messages.
-
-        On a bus that loses ends only, no block stands before the one it follows. So each of those between is the block
-        of its place: there is room for nothing else.
+        """Take them all if they are the next blocks: the first and the last are by their headers, and each between says
+        that it follows the one before it.
         """
-        if not self._suffix_only or not messages:
+        source = self._followed_source()
+        if source is None or not messages:
             return not messages
-        known = self._accept.sources.get(self.source)
-        last, last_chain = (known.last, known.chain) if known is not None else (0, None)
-        ours, end = (MAGIC, BLOCK, self.source, self.run), last + len(messages)
+        ours, end = (MAGIC, BLOCK, self.source, self.run), source.last + len(messages)
         magic, link, _, *what, id = glance(messages[0][1])
-        if (magic, *what, id, link) != (*ours, last + 1, last_chain):
+        if (magic, *what, id, link) != (*ours, source.last + 1, source.chain):
             return False
         newest = messages[-1][1]
-        magic, _, chain, *what, id = glance(newest)
+        magic, _, _, *what, id = glance(newest)
         if (magic, *what, id) != (*ours, end) or not _is_whole(newest):
             return False
-        if self._ours(end) == chain:  # then so are all before it, by their links
-            self.agreed = max(self.agreed, end)
-        elif not self._follow_further(messages, last, end):
-            return False
-        self._accepted(end, chain)
-        return True
-
-    def _follow_further(self, messages: Sequence[tuple[Any, bytes]], last: int, end: int) -> bool:
-        """A line that ends where nothing is given yet: of what is, the last must be the bus's; the rest is kept."""
-        chains, given = chains_of(_chains(messages)), self.outbox.last
-        if given >= end or len(chains) != len(messages):
-            return False  # it may differ, or one is too short to claim a chain
-        if given > last:
-            if self._ours(given) != chains[given - last - 1]:
-                return False
-            self.agreed = max(self.agreed, given)
-        first = max(given, last) + 1
-        self._seen.extend(first, chains[first - last - 1 :])
-        return True
+        chains = _linked(messages)
+        return chains is not None and self._take_line(source, chains)
 
     def _follow_each(self, messages: Sequence[tuple[Any, bytes]], limits: Limits) -> None:
-        """On a bus that loses ends only, nearly all that a standby reads is either its own block, by the chain it gave
-        that id, or the next one by its link. Those are accepted by their headers alone; what else comes is looked at
-        whole.
+        """On a bus that loses ends only, nearly all that a standby reads is the next block by its link, or a block once
+        more. Those are taken by their headers alone; what else comes is looked at whole.
         """
-        known = self._accept.sources.get(self.source)
-        last, last_chain = (known.last, known.chain) if known is not None else (0, None)
-        ours = self.source, self.run
-        line: list[tuple[int, int, bytes]] = []
+        source = self._followed_source()
+        last, chain = (source.last, source.chain) if source is not None else (0, None)
+        line: list[bytes] = []
         for _, data in messages:
-            magic, link, chain, kind, source, run, id = glance(data)
-            if (source, run) == ours and kind == BLOCK and magic == MAGIC and self._suffix_only:
-                given = self._ours(id)
-                if given == chain:
-                    if id > self.agreed:
-                        self.agreed = id
-                    if id > last:
-                        last, last_chain = id, chain
-                        line.append((id, chain, data))
+            magic, link, its_chain, kind, number, run, id = glance(data)
+            if number != self.source:
+                continue
+            if source is not None and (run, kind, magic) == (self.run, BLOCK, MAGIC):
+                if id == last + 1 and link == chain:
+                    last, chain = id, its_chain
+                    line.append(data)
                     continue
-                if id == last + 1 and link == last_chain and given is None:
-                    last, last_chain = id, chain
-                    line.append((id, chain, data))
-                    continue
-            if source == self.source:
-                self._accepted_line(line)
-                try:
-                    self.follow(parse(data, None, limits))
-                except BadFrame:
-                    continue  # foreign bytes say nothing
-                known = self._accept.sources.get(self.source)
-                last, last_chain = (known.last, known.chain) if known is not None else (0, None)
-        self._accepted_line(line)
+                if id < source.last:
+                    continue  # a duplicate, whole or not
+            self._follow_linked(source, line, limits)
+            self._follow_message(data, limits)
+            source = self._followed_source()
+            last, chain = (source.last, source.chain) if source is not None else (0, None)
+        self._follow_linked(source, line, limits)
 
-    def _accepted_line(self, line: list[tuple[int, int, bytes]]) -> None:
-        """Blocks that were accepted by their headers: up to the last one that is whole, which proves those before."""
-        while line and not _is_whole(line[-1][2]):
+    def _follow_linked(self, source: Source | None, line: list[bytes], limits: Limits) -> None:
+        """Blocks that follow each other by their headers, up to the last that is whole, which proves those before."""
+        while line and not _is_whole(line[-1]):
             line.pop()  # nobody delivers it
-        for id, chain, _ in line:
-            self._seen.add(id, chain)
-        if line:
-            id, chain, _ = line[-1]
-            self._accepted(id, chain)
-            line.clear()
+        chains = chains_of(b"".join([data[CHAIN_AT:SEALED_AT] for data in line]))
+        if line and (source is None or not self._take_line(source, chains)):
+            for data in line:
+                self._follow_message(data, limits)
+        line.clear()
 
-    def _accepted(self, last: int, chain: int | None) -> None:
-        """The topic holds the sequence up to here."""
-        known = self._accept.sources.get(self.source)
-        if chain is not None and last > (known.last if known is not None else 0):
-            self._accept.resume({self.source: (self.run, last, chain)})
-            self._advance(last)
+    def _follow_message(self, data: bytes, limits: Limits) -> None:
+        try:
+            frame = parse(data, None, limits)
+        except BadFrame:
+            return  # foreign bytes say nothing
+        self.follow(frame)
+
+    def _followed_source(self) -> Source | None:
+        """What is known of our sequence on the topic, if the next block of it is known by its link alone."""
+        source = self._accept.sources.get(self.source) if self._suffix_only else None
+        if source is None or source.chain is None or source.joining or source.diverged:
+            return None
+        return source
+
+    def _take_line(self, source: Source, chains: array[int]) -> bool:
+        """Accept the next blocks, of which these are the chains; False, and nothing is done, if they are not ours."""
+        first, end = source.last + 1, source.last + len(chains)
+        given = min(end, self.outbox.last)
+        if given >= first and (ours := self._ours(given)) is not None:
+            if ours != chains[given - first]:
+                return False
+            self.agreed = max(self.agreed, given)  # and so are all before it, by their links
+        self._seen.extend(first, chains)
+        source.last, source.chain = end, chains[-1]
+        self._advance(end)
+        return True
 
     def follow(self, frame: Frame) -> None:
         """A frame of the topic, in the order of the bus. Raises InputDiffers, or Stale for a higher run."""
@@ -314,13 +305,21 @@ class Member:
                 self._passed.extend(taken[0].id, chains_of([block.chain for block in taken]))
 
 
-def _chains(messages: Sequence[tuple[Any, bytes]]) -> bytes:
-    """The chains that messages claim, four bytes each."""
+def _linked(messages: Sequence[tuple[Any, bytes]]) -> array[int] | None:
+    """The chains of messages each of which has the chain of the one before it as its link; None if one has another.
+
+    A chain stands for all in front of it, so between two such messages there is no room for a block once more, another
+    publisher's, or another run's.
+    """
     if isinstance(messages, Run):
-        chains = messages.part(CHAIN_AT, SEALED_AT)
+        pairs = messages.part(_LINK_AT, SEALED_AT)
     else:
-        chains = b"".join([data[CHAIN_AT:SEALED_AT] for _, data in messages])
-    return chains[: len(chains) & ~3]  # one of them may be too short
+        pairs = b"".join([data[_LINK_AT:SEALED_AT] for _, data in messages])
+    if len(pairs) != len(messages) * (SEALED_AT - _LINK_AT):
+        return None  # one of them is too short
+    both = chains_of(pairs)
+    links, chains = both[::2], both[1::2]
+    return chains if links[1:] == chains[:-1] else None
 
 
 def _is_whole(data: bytes) -> bool:
