@@ -434,13 +434,20 @@ class Publisher:
     async def hand_over(self) -> None:
         """Send what has an id, then let another member of the failover group lead; at once on a standby.
 
-        Without another member this one leads again after a while. Waits as long as the bus takes. Cancelled, it leads
-        on, unless everything was sent already.
+        Without another member this one leads again after a while. Waits as long as the bus takes; where leadership ends
+        meanwhile, by a stall for example, it waits on until the bus holds all that had an id, whoever sent it. If this
+        member leaves its group before, that raises what ended it, or Closed with the id. Cancelled, it leads on, unless
+        everything was sent already.
         """
         self._check()
         if self._group is None:
             raise WrongOrder(f"the publisher on {self.topic} is in no failover group; pass failover=")
-        await self._group.hand_over()
+        try:
+            await self._group.hand_over()
+        except Closed:
+            if self._failure is None:
+                raise
+            raise self._failure from None
 
     async def roles(self) -> AsyncIterator[RoleChange]:
         """The role changes of this failover member from now on, as they happen; ends after the last, `left`."""

@@ -144,6 +144,8 @@ class Group:
         self._sent: list[tuple[int, int]] = []
         self._handing_over = 0  # how many wait for it
         self._hand_over: asyncio.Future[None] | None = None
+        self._hand_over_to = 0  # the last block that had an id when it was asked for, last
+        self._hands_over = False  # all is sent, and it resigns
         self._asked = News()  # for a hand-over
         self._changes: set[asyncio.Queue[RoleChange]] = set()
 
@@ -161,9 +163,11 @@ class Group:
                     self.term = self._sender.term = await self._stand_by()
                     event = await self._lead()
                     self._step(event)
+                    self._hands_over = event == "handed over"
                     if event in ("stalled", "ineligible", "handed over"):
                         await self._election.resign()
-                    self._tell_handed_over()
+                    if self._hands_over:
+                        self._tell_handed_over()
         except ExceptionGroup as group:
             raise _first(group) from None
         finally:
@@ -326,6 +330,7 @@ class Group:
         """Follow the topic until this member leads; returns the term."""
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(self._follow())
+            waiting = tasks.create_task(self._handed_over_by_others())
             term = None
             while term is None:
                 await self._until_eligible()
@@ -337,6 +342,7 @@ class Group:
                         self._step("ineligible")
                         term = None
             following.cancel()
+            waiting.cancel()
         return term
 
     async def _until_eligible(self) -> None:
@@ -457,13 +463,23 @@ class Group:
 
     async def _handed_over(self) -> Event:
         while True:
-            asked, last = self._hand_over, self._member.outbox.last
+            asked = self._hand_over
             while asked is not None and self._hand_over is asked:
-                if self._is_on_bus(last):
+                if self._is_on_bus(self._hand_over_to):
                     return "handed over"
                 await self._news.wait()
             if self._hand_over is None:
                 await self._asked.wait()  # and not for what comes with each acknowledgement
+
+    async def _handed_over_by_others(self) -> None:
+        """Leadership ended before all was sent that was to be: what is missing is brought to the bus by who leads now,
+        or by this member when it leads again.
+        """
+        while self._hand_over is not None:
+            if self._hand_over_to <= max(self._sender.settled, self._member.covered):
+                self._tell_handed_over()
+                return
+            await self._news.wait()
 
     def _is_on_bus(self, id: int) -> bool:
         """The bus holds the sequence up to this block, whoever sent it."""
@@ -520,30 +536,41 @@ class Group:
         self._step("leave")
         done, self._hand_over = self._hand_over, None
         if done is not None and not done.done():
-            done.set_exception(Closed(f"{self.identity.name} left its group before it had handed over"))
+            last = self._hand_over_to
+            done.set_exception(
+                Closed(
+                    f"{self.identity.name} left its group before it had handed over: block {last} is not known to be "
+                    "on the bus; another member sends it, or this one once it is opened again",
+                    id=last,
+                )
+            )
             done.exception()  # it is seen, also if nobody waits any more
 
     async def hand_over(self) -> None:
         """Send what has an id, then let another member lead. Returns when that is done, or at once on a standby.
 
-        Cancelled, by all who wait for it: this member leads on, unless everything was sent already.
+        When leadership ends meanwhile, by whatever, it waits until the bus holds all that had an id when it was asked
+        for: another member that leads now has sent it, or this one has, when it led again, and has handed over then.
+        Closed if this member leaves before. Cancelled, by all who wait for it: this member leads on, unless everything
+        was sent already, and does not hand over later.
         """
         if self._hand_over is None:
             if self._member.role != "active":
                 return
             self._hand_over = asyncio.get_running_loop().create_future()
             self._asked.tell()
+        self._hand_over_to = self._member.outbox.last
         self._handing_over += 1
         try:
             await asyncio.shield(self._hand_over)
         finally:
             self._handing_over -= 1
-            if not self._handing_over and self._member.role == "active":
+            if not self._handing_over and not self._hands_over:
                 self._hand_over = None
                 self._news.tell()
 
     def _tell_handed_over(self) -> None:
-        done, self._hand_over = self._hand_over, None
+        done, self._hand_over, self._hands_over = self._hand_over, None, False
         if done is not None and not done.done():
             done.set_result(None)
 
