@@ -282,7 +282,12 @@ class Member:
 
     def _refuse_higher(self, run: int) -> None:
         if run > self.run:
-            raise Stale(f"run {run} of this group replaced ours, {self.run}", run=self.run, current=run)
+            raise Stale(
+                f"run {run} of this group replaced ours, {self.run}: whoever has read it drops our blocks; pass that "
+                "run or a higher one",
+                run=self.run,
+                current=run,
+            )
 
     def _compare(self, id: int, ours: int, theirs: int) -> None:
         if ours == theirs:
