@@ -37,7 +37,7 @@ from .errors import (
 )
 from .events import Block, View
 from .failover.accept import Accept, Dropped, Outcome
-from .failover.ledger import Ledger, furthest, parse_state
+from .failover.ledger import Ledger, furthest, not_read, parse_state
 from .notices import BadMessage, Failure, Forgotten, Held, Missed, Notice, Reconnected, Skipped
 from .schema import Schema
 from .wire.frame import BLOCK, LIMITS, Frame, Limits, parse
@@ -351,9 +351,7 @@ class Subscriber:
     def _accept_all(self, messages: Sequence[Message]) -> None:
         """Messages between which nothing is missing."""
         if self._replay and messages:
-            if self._read_to is not None and messages[0].position <= self._read_to:
-                # a group's new feed begins where it confirmed; this we have
-                messages = [message for message in messages if message.position > self._read_to]
+            messages = not_read(messages, self._read_to)
             self._read_to = messages[-1].position if messages else self._read_to
         if self._ledger is not None:
             for position, _ in messages:

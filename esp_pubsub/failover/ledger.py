@@ -10,12 +10,13 @@ again as doubles.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import msgpack
 
+from ..bus import Message
 from ..wire.frame import Frame
 
 _LEDGERS = count(1)
@@ -142,6 +143,17 @@ class Ledger:
         """The confirmed state as bytes to store."""
         packed: bytes = msgpack.packb((1, from_start, [(source, *known) for source, known in self.known.items()]))
         return packed
+
+
+def not_read(messages: Sequence[Message], read_to: Any) -> Sequence[Message]:
+    """Of what a log's feed gives, what its reader has not read; `read_to` is the last position that it has.
+
+    A group's new feed begins where the group confirmed, which may be before that. A position that arrived twice could
+    be let go twice, and the first time would be too early.
+    """
+    if read_to is None or not messages or messages[0].position > read_to:
+        return messages
+    return [message for message in messages if message.position > read_to]
 
 
 def parse_state(state: bytes) -> tuple[bool, Known]:
