@@ -15,14 +15,14 @@ from ._scene import Scene, State, with_a_life_less, with_place
 class Desk(NamedTuple):
     """A group's readers, of whom one reads, and what the bus keeps for the group.
 
-    `kept` are messages not stored as done, each with its position, which a queue gives when it is read. `half` is a
-    position whose state was stored, and which is not stored itself.
+    `kept` are messages not stored as done, each with its position, which a queue gives when it is read. `next` is the
+    position that a log's feed reads next. `half` is a position whose state was stored, and which is not stored itself.
     """
 
     readers: tuple[int, ...]
     holder: int = 0
     kept: tuple[tuple[int | None, Code], ...] = ()
-    read_to: tuple[int, ...] = (-1, -1)
+    next: int = 0
     positions: int = 0
     state: bytes | None = None
     half: int | None = None
@@ -43,7 +43,7 @@ class GroupScene(Scene):
 
     def grouped(self) -> int:
         """A reader of the group that starts."""
-        return self.works.keep(Grouped(suffix_only=self.suffix_only, window=self.window))
+        return self.works.keep(Grouped(suffix_only=self.suffix_only, window=self.window, replay=not self.queues))
 
     def reach(self, state: State, number: int, code: Code) -> State:
         """See `Scene.reach`: it stays until it is done."""
@@ -76,9 +76,8 @@ class GroupScene(Scene):
 
     def unread(self, desk: Desk) -> int | None:
         """Which of the messages that are kept is read next."""
-        read_to = desk.read_to[desk.holder]
         for at, (position, _) in enumerate(desk.kept):
-            if position is None or (not self.queues and position > read_to):
+            if position is None or (not self.queues and position >= desk.next):
                 return at
         return None
 
@@ -90,9 +89,7 @@ class GroupScene(Scene):
             kept = (*desk.kept[:at], (position, code), *desk.kept[at + 1 :])
             desk = desk._replace(kept=kept, positions=position + 1)
         reader = self.works.change(desk.readers[desk.holder], judges.take, code, position)
-        desk = _by(desk, desk.holder, reader)._replace(
-            read_to=tuple(position if who == desk.holder else to for who, to in enumerate(desk.read_to))
-        )
+        desk = _by(desk, desk.holder, reader)._replace(next=0 if self.queues else position + 1)
         if self.queues:
             gone = self.works.look(reader, judges.released)
             desk = desk._replace(kept=tuple(entry for entry in desk.kept if entry[0] not in gone or entry[0] is None))
@@ -135,9 +132,10 @@ class GroupScene(Scene):
         """A feed died, perhaps with its process; this reader opens the next one."""
         if self.queues:
             desk = desk._replace(kept=tuple((None, code) for _, code in desk.kept))
+        else:  # a log's feed begins behind what is stored
+            desk = desk._replace(next=next((at for at, _ in desk.kept if at is not None), desk.positions))
         if new:
-            read_to = tuple(-1 if other == who else to for other, to in enumerate(desk.read_to))
-            desk = _by(desk, who, self.grouped())._replace(read_to=read_to)
+            desk = _by(desk, who, self.grouped())
         resume = partial(self.works.change, desk.readers[who], judges.resume, desk.state, desk.committed)
         return with_place(
             with_a_life_less(state), 0, _by(desk._replace(holder=who, half=None), who, resume(self.queues))

@@ -12,9 +12,10 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
+from ..bus import Message
 from ..errors import InputDiffers, Stale
 from ..failover.accept import Accept, Dropped, Outcome
-from ..failover.ledger import Ledger, furthest, parse_state
+from ..failover.ledger import Ledger, furthest, not_read, parse_state
 from ..failover.member import Event, Member, Role
 from ..failover.outbox import Outbox
 from ..notices import InputDiffers as InputDiffersNotice
@@ -209,8 +210,10 @@ class Grouped(Reader):
     last one that was, `unstored` says that there is something to store; `released` is what a queue lets go of.
     """
 
-    def __init__(self, *, suffix_only: bool, window: int) -> None:
+    def __init__(self, *, suffix_only: bool, window: int, replay: bool) -> None:
         super().__init__(suffix_only=suffix_only, from_start=True, window=window)
+        self.replay = replay
+        self.read_to: int | None = None
         self.ledger = Ledger()
         for name in vars(self.ledger).keys() & {"_first", "_serial", "confirmed"}:
             setattr(self.ledger, name, int(name == "_first"))  # equal ledgers must look equal, whoever made them
@@ -223,6 +226,10 @@ class Grouped(Reader):
 def take(reader: Grouped, code: Code, position: int) -> None:
     """It reads the message at a position."""
     reader.released = ()
+    if reader.replay:
+        if not not_read([Message(position, frame(code).data)], reader.read_to):
+            return
+        reader.read_to = position
     reader.ledger.arrived(position)
     for outcome in reader.accept.receive(frame(code)._replace(position=position)):
         reader.judge(outcome)

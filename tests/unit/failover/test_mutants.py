@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from esp_pubsub import subscriber
 from esp_pubsub.bus import Feed, Pipe
 from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.failover.accept import Accept, Outcome, Source
@@ -23,7 +24,7 @@ from esp_pubsub.failover.outbox import Outbox
 from esp_pubsub.notices import Missed
 from esp_pubsub.sender import Sender
 from esp_pubsub.subscriber import Subscriber
-from esp_pubsub.testing import model, simulation
+from esp_pubsub.testing import _judges, model, simulation
 from esp_pubsub.testing._explorer import Counterexample
 from esp_pubsub.testing._group_scene import GroupScene
 from esp_pubsub.wire.frame import BLOCK, Frame, Sealed
@@ -248,6 +249,12 @@ def acknowledged_before_the_state_is_stored(patch: pytest.MonkeyPatch) -> None:
 def what_comes_again_is_let_go_at_once(patch: pytest.MonkeyPatch) -> None:
     dropped = Ledger.dropped
     patch.setattr(Ledger, "dropped", lambda self, position, frame=None: dropped(self, position))
+
+
+@in_model("group")
+def what_was_read_before_is_taken_again(patch: pytest.MonkeyPatch) -> None:
+    for module in (subscriber, _judges):
+        patch.setattr(module, "not_read", lambda messages, read_to: messages)
 
 
 # sender, group, election, subscriber: in the simulation
