@@ -89,6 +89,8 @@ def scenes() -> list[Scene]:
                    **_HOLES, **_ALONE),
         GroupScene("group, queue", "a reader that restarts, on a queue that gives again", lives=2, blocks=2, **_QUEUES,
                    **_ALONE, quick=True),
+        GroupScene("group, queue, three lives", "the same with one fault more", lives=3, blocks=2, troubles=False,
+                   **_QUEUES, **_ALONE, quick=True),
         GroupScene("group, queue, held", "the same with blocks that are held", lives=1, **_QUEUES, **_ALONE),
         GroupScene("group of two, queue", "its readers take over from each other", in_group=2, lives=2, blocks=2,
                    **_QUEUES, **_ALONE),

@@ -257,6 +257,11 @@ def what_was_read_before_is_taken_again(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "not_read", lambda messages, read_to: messages)
 
 
+@in_model("group, queue, three lives")
+def what_is_held_survives_the_feed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Accept, "redelivery", lambda self: None)
+
+
 # sender, group, election, subscriber: in the simulation
 
 
