@@ -9,6 +9,7 @@ Frames are known by codes (line, run, id, settled): which input built it, and wh
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -203,6 +204,25 @@ def receive(reader: Reader, code: Code) -> None:
 def lose(reader: Reader, code: Code) -> None:
     """Retention took a frame that it had not read."""
     reader.gone |= {(code.run, code.id)}
+
+
+class Standing:
+    """How far the whole sequence stands in what a log holds, or a queue was given."""
+
+    def __init__(self, *, suffix_only: bool) -> None:
+        self._accept = Accept(suffix_only=suffix_only, from_start=True)
+        self._read = 0
+        self._last = 0
+
+    def read(self, all_of_it: Sequence[bytes]) -> int:
+        """Read on to the end, and say up to which block nothing is missing. Raises Broken if something never comes."""
+        for outcome in self._accept.receive_all([(None, data) for data in all_of_it[self._read :]]):
+            if isinstance(outcome, Frame):
+                self._last = outcome.id
+            elif isinstance(outcome, Missed):
+                raise Broken(f"{outcome.first} to {outcome.last} are missing for ever")
+        self._read = len(all_of_it)
+        return self._last
 
 
 class Grouped(Reader):

@@ -23,9 +23,12 @@ DEADLINE = 0.4
 
 
 class Queue:
-    """Messages for one reader. `unread` are in order; `taken` were given to the feed at hand, by their number."""
+    """Messages for one reader. `unread` are in order; `taken` were given to the feed at hand, by their number; `came`
+    is all that ever came to it.
+    """
 
     def __init__(self) -> None:
+        self.came: list[bytes] = []
         self.unread: deque[bytes] = deque()
         self.taken: dict[int, bytes] = {}
 
@@ -224,6 +227,7 @@ class SimPipe:
 
     def _arrive(self, queue: Queue, data: bytes) -> None:
         queue.unread.append(data)
+        queue.came.append(data)
         self._broker.tell_news()
 
     def _has_arrived(self, counts: bool) -> None:

@@ -5,9 +5,11 @@ inputs are, which accidents happen when, every delay, and who of the processes h
 run is a history that can be had again, and a thousand runs are a thousand histories that no clock was needed for.
 
 What is checked. All along: each subscriber's user gets 1, 2, 3, ... with the rows of its id; nothing is told as missed,
-different or bad; one that restarts goes on behind what it confirmed, or what it was confirming when it died. At the
-end, when the faults have stopped: within `PATIENCE` virtual seconds every subscriber has every block, every member that
-lives has every block acknowledged or covered, and one member leads, the same one for a while.
+different or bad; one that restarts goes on behind what it, or another reader of its group, confirmed, or was confirming
+when it died; in the moment in which a delivery says acked or covered, or a flush returns, the block and all before it
+stand on the log, or in every subscriber's queue; what is cancelled has done nothing by half. At the end, when the
+faults have stopped: within `PATIENCE` virtual seconds every subscriber has every block, every member that lives has
+every block acknowledged or covered, and one member leads, the same one for a while.
 
     python -m esp_pubsub.testing.simulation --seeds 10000      as many runs; the first failure is told with its seed
     python -m esp_pubsub.testing.simulation --seed 4711        one run with its history
@@ -22,24 +24,19 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ..client import Client
-from ..errors import BusUnavailable, EspError
-from ..events import Block
-from ..failover.group import Failover
-from ..notices import BadMessage, InputDiffers, Missed, Notice
-from ..publisher import Publisher, PublisherOptions
-from ._sim_bus import Broker, SimBus
+from ._explorer import Broken
+from ._judges import Standing
+from ._sim_bus import Broker
+from ._sim_processes import LATEST, LateProcess, MemberProcess, Process, Readership, SubscriberProcess
 from ._virtual import PROCESS, Stuck, VirtualLoop
 
-URL = "dfESP://sim:5555/project/query/window"
-SCHEMA = "id*:int64,text:string"
 PATIENCE = 40.0
 _QUIET = 1.0
-_LATEST = 1_000.0
 
 Kind = Literal["log", "holes", "queues"]
 
@@ -76,6 +73,12 @@ class Plan:
     accidents: tuple[Accident, ...]
     late: float | None
     """When one more subscriber comes, who sees what is sent from then on."""
+    readers: int
+    """How many there are of each group; one of them reads at a time."""
+    haste: float
+    """How many of a user's calls are cancelled after a moment, as a share."""
+    restless: bool
+    """Whether readers of groups lose them to each other, and die, all the time."""
 
     def __str__(self) -> str:
         lines = [f"{name} = {getattr(self, name)}" for name in self.__slots__ if name != "accidents"]
@@ -111,238 +114,23 @@ def draw(seed: int) -> Plan:
         buffer=rng.choice((3, 10, 100)),
         pace=tuple(rng.choice((0.001, 0.01, 0.05)) for _ in range(members)),
         calm_after=calm_after,
-        accidents=tuple(sorted(accidents, key=lambda accident: accident.at)),
+        accidents=_in_order(accidents),
         late=rng.uniform(0.02, 1.0) if rng.random() < 0.3 else None,
+        readers=rng.choice((1, 2)) if grouped else 1,
+        haste=rng.choice((0.0, 0.3)),
+        restless=grouped and rng.random() < 0.2,
     )
 
 
-class Process:
-    """A process of the simulation: a name, and what runs in it."""
-
-    def __init__(self, run: Run, name: str) -> None:
-        self.run = run
-        self.name = name
-        self.starts = 0
-        self.alive = False
-        self.process = ""
-        self.client: Client | None = None
-
-    def start(self) -> None:
-        """Begin, or begin again."""
-        self.starts += 1
-        self.process = f"{self.name}{self.starts}"
-        self.alive = True
-        self.run.tell(f"{self.process} starts")
-        self.run.loop.spawn(self.process, self._work(self.process))
-
-    async def _work(self, process: str) -> None:
-        try:
-            bus: Any = SimBus(self.run.broker, process)
-            self.client = Client(bus, self.notice)
-            await self.client.start()
-            await self.work(self.client)
-        except Exception as error:  # noqa: BLE001  # whatever ends a process is what the run is about
-            self.run.wrong(f"{process} ended by {error!r}")
-
-    async def work(self, client: Client) -> None:
-        """What it does."""
-        raise NotImplementedError
-
-    @property
-    def is_through(self) -> bool:
-        """Whether all has come to it, or is on the bus as far as it knows."""
-        raise NotImplementedError
-
-    def notice(self, notice: Notice) -> None:
-        """What it is told."""
-        self.run.tell(f"{self.process} is told {notice}")
-        if isinstance(notice, Missed | InputDiffers | BadMessage):
-            self.run.wrong(f"{self.process} was told {notice}")
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self.alive = False
-        self.run.tell(f"{self.process} is killed")
-        self.run.broker.kill(self.process)
-
-    async def opened(self, opening: Callable[[], Any]) -> Any:
-        """What a client opens, tried until the bus answers."""
-        while True:
-            try:
-                return await opening()
-            except BusUnavailable:
-                await asyncio.sleep(0.05)
+def _restless(plan: Plan) -> Iterator[Accident]:
+    rng = random.Random(plan.seed + 3)
+    for _ in range(int(16 * plan.calm_after)):
+        what = rng.choice(("cut a subscriber", "cut a subscriber", "kill a subscriber"))
+        yield Accident(rng.uniform(0.05, plan.calm_after), what, rng.randrange(6), 0.02)
 
 
-class MemberProcess(Process):
-    """A publisher of the group, with an input of its own pace."""
-
-    def __init__(self, run: Run, name: str, pace: float) -> None:
-        super().__init__(run, name)
-        self.pace = pace
-        self.pause = 0.0
-        self.stopped = False
-        self.sent_most = 0
-        self.publisher: Publisher | None = None
-
-    async def work(self, client: Client) -> None:
-        """See `Process.work`."""
-        plan, self.sent_most = self.run.plan, self.sent
-        self.publisher, self.pause = None, 0.0
-        publisher = self.publisher = await self.opened(
-            lambda: client.publisher(
-                URL,
-                SCHEMA,
-                failover=Failover("g", buffer=plan.buffer),
-                options=PublisherOptions(stall=0.5, ack_timeout=_LATEST, close_timeout=0.1),
-            )
-        )
-        if plan.all_lead:
-            vars(vars(publisher)["_group"]).update(_election=AlwaysLeads(), _log_election=None)
-        for number in range(1, plan.blocks + 1):
-            await asyncio.sleep(self.pause + self.run.loop.rng.random() * 2 * self.pace)
-            self.pause = 0.0
-            while self.stopped:
-                await asyncio.sleep(PATIENCE)
-            await publisher.inject([(number, f"row {number}")])
-        await publisher.flush()
-        self.run.tell(f"{self.process} has all its blocks on the bus")
-
-    @property
-    def leads(self) -> bool:
-        """Whether it believes that it leads."""
-        return self.alive and self.publisher is not None and self.publisher.stats.role == "active"
-
-    @property
-    def is_through(self) -> bool:
-        """See `Process.is_through`."""
-        return self.stopped or (self.publisher is not None and self.publisher.stats.acked == self.run.plan.blocks)
-
-    @property
-    def sent(self) -> int:
-        """The highest block that it has sent, or knows to be on the bus."""
-        stats = self.publisher.stats if self.publisher is not None else None
-        return max(stats.sent, stats.on_bus, self.sent_most) if stats is not None else self.sent_most
-
-    @property
-    def waits_for_its_input(self) -> bool:
-        """Whether it leads rightly, and has nothing more to send for ever. Nobody can see that but its owner."""
-        return self.leads and self.stopped and self.publisher is not None and _is_eligible(self.publisher)
-
-    def hand_over(self) -> None:
-        """Politely."""
-        if self.publisher is not None and self.alive:
-            self.run.tell(f"{self.process} is asked to hand over")
-            self.run.loop.spawn(self.process, self._hand_over(self.publisher))
-
-    async def _hand_over(self, publisher: Publisher) -> None:
-        with contextlib.suppress(EspError, asyncio.CancelledError):
-            await publisher.hand_over()
-
-
-def _is_eligible(publisher: Publisher) -> bool:
-    return publisher.stats.given >= publisher.stats.on_bus
-
-
-class AlwaysLeads:
-    """An election that everybody wins, at any time."""
-
-    async def run(self) -> None:
-        """See `Election.run`."""
-        await asyncio.sleep(_LATEST)
-
-    async def campaign(self) -> int:
-        """See `Election.campaign`."""
-        return 1
-
-    async def watch(self) -> str:
-        """See `Election.watch`."""
-        await asyncio.sleep(_LATEST)
-        return "lost"
-
-    async def resign(self) -> None:
-        """See `Election.resign`."""
-
-
-class SubscriberProcess(Process):
-    """A subscriber and its user, who checks what comes. `confirmed` survives a restart, `tried` may have."""
-
-    def __init__(self, run: Run, name: str, group: str | None) -> None:
-        super().__init__(run, name)
-        self.group = group
-        self.last = 0
-        self.confirmed = 0
-        self.tried = 0
-
-    async def work(self, client: Client) -> None:
-        """See `Process.work`."""
-        first = True
-        sub = await self.opened(
-            lambda: client.subscriber(URL, side="in", start="earliest", group=self.group, schema=SCHEMA)
-        )
-        async for block in sub:
-            self._check(block, first)
-            first, self.last = False, block.id
-            self.run.tell(f"{self.process} gets {block.id}")
-            if self.group is not None and (self.run.loop.rng.random() < 0.3 or block.id == self.run.plan.blocks):
-                await self._confirm(sub, block.id)
-
-    def _check(self, block: Block, first: bool) -> None:
-        """It is the one that must come, with its rows."""
-        lowest, highest = (self.confirmed, self.tried) if first and self.starts > 1 else (self.last, self.last)
-        if not lowest + 1 <= block.id <= highest + 1:
-            self.run.wrong(f"{self.process} got block {block.id}, and {lowest + 1} must come")
-        if block.rows() != [(block.id, f"row {block.id}")]:
-            self.run.wrong(f"{self.process} got {block.rows()} for block {block.id}")
-
-    async def _confirm(self, sub: Any, id: int) -> None:
-        self.tried = id
-        try:
-            await sub.confirm()
-            self.confirmed = id
-        except BusUnavailable as error:
-            self.run.tell(f"{self.process} could not confirm {id}: {error}")
-
-    @property
-    def is_through(self) -> bool:
-        """See `Process.is_through`."""
-        return self.last == self.run.plan.blocks
-
-
-class LateProcess(SubscriberProcess):
-    """A subscriber that comes later, and may miss what was sent before, but nothing of what is sent from then on."""
-
-    def __init__(self, run: Run, name: str) -> None:
-        super().__init__(run, name, None)
-        self.sent_before = 0
-        self.missed: set[int] = set()
-
-    async def work(self, client: Client) -> None:
-        """See `Process.work`."""
-        sub = await self.opened(lambda: client.subscriber(URL, side="in", start="latest", schema=SCHEMA))
-        self.sent_before = max(member.sent for member in self.run.members)
-        self.run.tell(f"{self.process} is there, {self.sent_before} sent before")
-        async for block in sub:
-            self._check(block, not self.last)
-            self.last = block.id
-
-    def _check(self, block: Block, first: bool) -> None:
-        while self.last + 1 in self.missed:
-            self.last += 1
-        if not (first and block.id <= self.sent_before + 1):
-            super()._check(block, first)
-
-    def notice(self, notice: Notice) -> None:
-        """See `Process.notice`."""
-        if isinstance(notice, Missed) and notice.last <= self.sent_before:
-            self.missed.update(range(notice.first, notice.last + 1))  # told before its user has the blocks in front
-            return
-        super().notice(notice)
-
-    @property
-    def is_through(self) -> bool:
-        """See `Process.is_through`."""
-        return super().is_through or self.sent_before == self.run.plan.blocks
+def _in_order(accidents: Iterable[Accident]) -> tuple[Accident, ...]:
+    return tuple(sorted(accidents, key=lambda accident: accident.at))
 
 
 @dataclass
@@ -358,12 +146,16 @@ class Run:
     def __post_init__(self) -> None:
         self.loop = VirtualLoop(random.Random(self.plan.seed + 1))
         self.broker = Broker(self.loop, self.plan.kind, deaths=self.plan.deaths)
-        group = "readers" if self.plan.grouped else None
         self.members = [MemberProcess(self, "ABC"[at], pace) for at, pace in enumerate(self.plan.pace)]
         self.subscribers = [
-            SubscriberProcess(self, f"S{at}-", f"{group}{at}" if group else None) for at in range(self.plan.subscribers)
+            SubscriberProcess(self, f"S{at}{'ab'[reader]}-", readership)
+            for at in range(self.plan.subscribers)
+            for readership in [Readership(f"readers{at}" if self.plan.grouped else None)]
+            for reader in range(self.plan.readers)
         ]
-
+        self.standing: defaultdict[str, Standing] = defaultdict(
+            lambda: Standing(suffix_only=self.broker.capabilities.suffix_only)
+        )
         self.late = LateProcess(self, "L")
 
     def tell(self, text: str) -> None:
@@ -377,11 +169,26 @@ class Run:
         self.tell(f"WRONG: {text}")
         self.errors.append(text)
 
+    def must_stand(self, topic: str, id: int, because: str) -> None:
+        """This block and all before it are on the log, or in the queue of every subscriber that came first, now."""
+        if self.broker.ended:
+            return
+        found = self.broker.topic(topic)
+        queues = {name: queue.came for name, queue in found.queues.items() if name.startswith("readers")}
+        for where, came in queues.items() if self.plan.kind == "queues" else [("the log", found.log)]:
+            try:
+                last = self.standing[where].read(came)
+            except Broken as broken:
+                self.wrong(f"{because}; in {where} {broken}")
+                return
+            if last < id:
+                self.wrong(f"{because}; {where} has only the blocks up to {last}")
+
     def go(self) -> None:
         """Run it. Raises Wrong."""
         with self._seeded():
             try:
-                self.loop.run(self._all(), _LATEST)
+                self.loop.run(self._all(), LATEST)
             except Stuck as stuck:
                 self.wrong(str(stuck))
             finally:
@@ -420,7 +227,8 @@ class Run:
         if self.plan.late is not None:
             self.broker.never_away.add("L1")
             self.loop.in_bus(self.plan.late, self.late.start)
-        for accident in self.plan.accidents:
+        restless = _restless(self.plan) if self.plan.restless else ()
+        for accident in _in_order([*self.plan.accidents, *restless]):
             await asyncio.sleep(max(0.0, accident.at - self.loop.time()))
             self._happens(accident)
         await asyncio.sleep(max(0.0, self.plan.calm_after - self.loop.time()))
