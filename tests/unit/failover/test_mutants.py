@@ -5,6 +5,7 @@ model check, in the world that is named, those of the second by the simulation o
 real classes, unchanged, pass both: that is what test_model.py and test_simulation.py show.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from esp_pubsub.failover.log_election import LogElection
 from esp_pubsub.failover.member import Member
 from esp_pubsub.failover.outbox import Outbox
 from esp_pubsub.notices import Missed
+from esp_pubsub.publisher import Publisher
 from esp_pubsub.sender import Sender
 from esp_pubsub.subscriber import Subscriber
 from esp_pubsub.testing import _judges, model, simulation
@@ -251,6 +253,13 @@ def what_comes_again_is_let_go_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Ledger, "dropped", lambda self, position, frame=None: dropped(self, position))
 
 
+RESTLESS_READERS: dict[str, Any] = {
+    "kind": "log", "grouped": True, "subscribers": 1, "readers": 2, "restless": True, "accidents": (), "haste": 0.0,
+    "blocks": 40, "pace": (0.05, 0.05), "calm_after": 2.5,
+}  # fmt: skip
+
+
+@in_simulation(**RESTLESS_READERS)
 @in_model("group")
 def what_was_read_before_is_taken_again(patch: pytest.MonkeyPatch) -> None:
     for module in (subscriber, _judges):
@@ -343,6 +352,54 @@ def a_reader_goes_on_without_its_state(patch: pytest.MonkeyPatch) -> None:
         self._resumed = True
 
     patch.setattr(Subscriber, "_resume", without)
+
+
+@in_simulation(**RESTLESS_READERS)
+def a_reader_forgets_what_another_one_confirmed(patch: pytest.MonkeyPatch) -> None:
+    resume = Subscriber._resume
+
+    def without(self: Subscriber, feed: Feed) -> None:
+        ledger = self._ledger
+        assert ledger is not None
+        known = ledger.known
+        resume(self, feed)
+        ledger.known = known
+
+    patch.setattr(Subscriber, "_resume", without)
+
+
+@in_simulation(all_lead=False)
+def a_standbys_block_is_covered_before_all_have_it(patch: pytest.MonkeyPatch) -> None:
+    covered: Any = Member.covered
+    patch.setattr(Member, "covered", property(lambda self: max(covered.fget(self), self.agreed)))
+
+
+@in_simulation(haste=0.3, buffer=3)
+def an_inject_that_was_given_up_stays_in_the_line(patch: pytest.MonkeyPatch) -> None:
+    async def wait_for_room(self: Publisher, size: int) -> None:
+        turn = asyncio.Event()
+        self._line.append(turn)
+        while self._line[0] is not turn or not self._outbox.room(size):
+            turn.clear()
+            await turn.wait()
+        self._line.remove(turn)
+        self._tell_room()
+
+    patch.setattr(Publisher, "_wait_for_room", wait_for_room)
+
+
+@in_simulation(**{**RESTLESS_READERS, "readers": 1, "haste": 0.5})
+def a_confirm_that_was_given_up_counts_as_stored(patch: pytest.MonkeyPatch) -> None:
+    store = Subscriber._store
+
+    async def hopeful(self: Subscriber, ledger: Ledger) -> None:
+        try:
+            await store(self, ledger)
+        except asyncio.CancelledError:
+            self._unstored = False
+            raise
+
+    patch.setattr(Subscriber, "_store", hopeful)
 
 
 @in_simulation(
