@@ -57,17 +57,22 @@ def frame(code: Code) -> Frame:
 
 
 class Core:
-    """A member and its input."""
+    """A member and its input. `forks`: others of its group have another one, so that it may have to leave."""
 
-    def __init__(self, line: str, run: int, *, suffix_only: bool) -> None:
+    def __init__(self, line: str, run: int, *, suffix_only: bool, forks: bool = False) -> None:
         self.line = line
+        self.forks = forks
         self.member = Member(SOURCE, run, Outbox(10, 1 << 20), suffix_only=suffix_only, buffer=10)
 
     def tell(self, what: str, *arguments: object) -> None:
         """Tell the member something; it leaves if it does not agree."""
         try:
             getattr(self.member, what)(*arguments)
-        except (InputDiffers, Stale):
+        except InputDiffers as differs:
+            if not self.forks:
+                raise Broken(f"it leaves for block {differs.id}, and there is but one input") from None
+            self.member.step("leave")
+        except Stale:
             self.member.step("leave")
 
 

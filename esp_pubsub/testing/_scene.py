@@ -90,7 +90,7 @@ class Scene:
 
     def member(self, at: int) -> int:
         """A member that starts."""
-        core = Core(self.lines[at], self.runs[at], suffix_only=self.suffix_only)
+        core = Core(self.lines[at], self.runs[at], suffix_only=self.suffix_only, forks=self.forks)
         if self.given:
             for _ in range(self.blocks):
                 judges.give(core)
@@ -100,10 +100,16 @@ class Scene:
 
     def reader(self, *, from_start: bool = True, bound: int = 0) -> int:
         """A subscriber that starts."""
-        forks = len(set(self.lines)) > 1
         return self.works.keep(
-            Reader(suffix_only=self.suffix_only, from_start=from_start, window=self.window, bound=bound, forks=forks)
+            Reader(
+                suffix_only=self.suffix_only, from_start=from_start, window=self.window, bound=bound, forks=self.forks
+            )
         )
+
+    @property
+    def forks(self) -> bool:
+        """Members have different inputs."""
+        return len(set(self.lines)) > 1
 
     def start(self) -> State:
         """Nothing has been sent, but for what strays."""
