@@ -13,7 +13,7 @@ from esp_pubsub.bus import Message, Run
 from esp_pubsub.errors import BadFrame, EspError, InputDiffers, Stale
 from esp_pubsub.failover.member import Member
 from esp_pubsub.failover.outbox import Outbox
-from esp_pubsub.wire.frame import BEAT, BLOCK, CLAIM, ROWS, Sealed, frames, parse, seal
+from esp_pubsub.wire.frame import BEAT, BLOCK, CLAIM, ROWS, Sealed, frames, glance, parse, seal, source_of
 
 OURS, OTHER, RUN, BLOCKS = 1, 2, 5, 60
 
@@ -106,6 +106,37 @@ def as_read(chance: random.Random, at: int, messages: list[bytes]) -> Sequence[M
     return run
 
 
+def ids_of(messages: list[bytes]) -> list[int]:
+    """0 for what is not of our source."""
+    return [glance(data)[-1] if source_of(data) == OURS else 0 for data in messages]
+
+
+def misleading(ids: list[int], at: int) -> list[int]:
+    """How many messages from there on begin and end as a line of the next blocks does, and are not that line."""
+    first = ids[at]
+    if not first or (at and ids[at - 1] != first - 1):
+        return []
+    sizes = range(2, min(len(ids) - at, 40) + 1)
+    return [n for n in sizes if ids[at + n - 1] == first + n - 1 and ids[at : at + n] != list(range(first, first + n))]
+
+
+def beginning(chance: random.Random, messages: list[bytes]) -> int:
+    """Often behind a sender that went back: the bus holds more than what comes next, and a read may mislead."""
+    ids = ids_of(messages)
+    behind = [at for at, (id, most) in enumerate(zip(ids, accumulate(ids, max), strict=True)) if 0 < id < most - 2]
+    places = [at for at in behind if at + 1 < len(ids) and misleading(ids, at + 1)] or behind
+    return chance.choice(places) if places and chance.random() < 0.7 else chance.randrange(len(messages))
+
+
+def size_of_a_read(chance: random.Random, ids: list[int]) -> int:
+    """Often one whose ends mislead, or so many that the next read can be one."""
+    if (sizes := misleading(ids, 0)) and chance.random() < 0.5:
+        return chance.choice(sizes)
+    if (before := [at for at in range(1, len(ids)) if misleading(ids, at)]) and chance.random() < 0.7:
+        return before[0]
+    return chance.choice((1, 3, 20, 60))
+
+
 def one_by_one(member: Member, messages: Sequence[bytes]) -> None:
     for data in messages:
         try:
@@ -171,16 +202,16 @@ def live(seed: int, *, damages: bool) -> None:
     topic = Topic(chance, inputs, damages, higher_run=chance.random() < 0.2)
     topic.fill()
     buffer = chance.choice((1, 3, 10, BLOCKS))
-    pair, at, given = Pair(buffer, damages=damages), chance.randrange(len(topic.messages)), 0
-    ahead = chance.choice((0.2, 0.8))  # how early our own input comes
+    pair, at, given = Pair(buffer, damages=damages), beginning(chance, topic.messages), 0
+    ahead = chance.choice((0.05, 0.2, 0.8))  # how early our own input comes
     while at < len(topic.messages) or given < BLOCKS:
         going_on = True
         if at < len(topic.messages) and chance.random() > ahead / 2:
-            read = topic.messages[at : at + chance.choice((1, 3, 20, 60))]
+            read = topic.messages[at : at + size_of_a_read(chance, ids_of(topic.messages[at:]))]
             going_on, at = pair.take(at, read, chance), at + len(read)
         elif chance.random() < 0.05:
             pair.both(Member.rejoin)
-            at = min(at, chance.randrange(len(topic.messages)))
+            at = min(at, beginning(chance, topic.messages))
         elif chance.random() < 0.1:
             id = chance.randrange(topic.end)
             chain = chance.choice((None, inputs[0][id - 1].chain)) if id else None

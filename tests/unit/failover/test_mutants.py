@@ -6,7 +6,8 @@ real classes, unchanged, pass both: that is what test_model.py and test_simulati
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,9 @@ import pytest
 from esp_pubsub import subscriber
 from esp_pubsub.bus import Feed, Pipe
 from esp_pubsub.errors import BusUnavailable
+from esp_pubsub.failover import member
 from esp_pubsub.failover.accept import Accept, Outcome, Source
+from esp_pubsub.failover.chains import chains_of
 from esp_pubsub.failover.control import Beat, Claim
 from esp_pubsub.failover.group import Group
 from esp_pubsub.failover.ledger import Ledger
@@ -29,7 +32,8 @@ from esp_pubsub.subscriber import Subscriber
 from esp_pubsub.testing import _judges, model, simulation
 from esp_pubsub.testing._explorer import Counterexample
 from esp_pubsub.testing._group_scene import GroupScene
-from esp_pubsub.wire.frame import BLOCK, Frame, Sealed
+from esp_pubsub.wire.frame import BLOCK, CHAIN_AT, SEALED_AT, Frame, Sealed
+from tests.unit.failover import test_covered, test_member_lines
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 IN_MODEL: list[Any] = []
@@ -431,3 +435,42 @@ def test_the_simulation_catches(mutant: Mutant, changes: dict[str, Any], monkeyp
 
 def test_there_are_more_than_twelve_mutants() -> None:
     assert len(IN_MODEL) + len(IN_SIMULATION) > 20
+
+
+# a member alone: in the lives that other tests give it
+
+IN_LIVES: list[Any] = []
+
+
+def in_lives(live: Callable[..., None], **how: bool) -> Callable[[Mutant], Mutant]:
+    """Enter a mutant that some of these lives must catch."""
+
+    def enter(mutant: Mutant) -> Mutant:
+        IN_LIVES.append(pytest.param(mutant, live, how, id=mutant.__name__.replace("_", " ")))
+        return mutant
+
+    return enter
+
+
+@in_lives(test_covered.live, differs=True)
+def covered_without_a_comparison(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Member, "covered", property(lambda self: min(self.outbox.last, self.m)))
+
+
+@in_lives(test_member_lines.live, damages=False)
+def a_line_is_taken_by_its_ends(patch: pytest.MonkeyPatch) -> None:
+    def unlinked(messages: Sequence[tuple[Any, bytes]]) -> "array[int] | None":
+        chains = b"".join([data[CHAIN_AT:SEALED_AT] for _, data in messages])
+        return chains_of(chains) if len(chains) == 4 * len(messages) else None
+
+    patch.setattr(member, "_linked", unlinked)
+
+
+@pytest.mark.parametrize(("mutant", "live", "how"), IN_LIVES)
+def test_a_life_of_a_member_catches(
+    mutant: Mutant, live: Callable[..., None], how: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(AssertionError):
+        for seed in range(SEEDS):
+            live(seed, **how)
