@@ -102,9 +102,20 @@ def give(core: Core) -> None:
     core.tell("give", sealed(core.line, core.member.run, core.member.outbox.last + 1))
 
 
+def give_all(core: Core, blocks: int) -> None:
+    """Its input comes."""
+    while core.member.role != "left" and core.member.outbox.last < blocks:
+        give(core)
+
+
 def follow(core: Core, code: Code) -> None:
     """It reads a frame of the topic."""
-    core.tell("follow_all", [(None, frame(code).data)])
+    follow_all(core, (code,))
+
+
+def follow_all(core: Core, codes: tuple[Code, ...]) -> None:
+    """It reads some at once."""
+    core.tell("follow_all", [(None, frame(code).data) for code in codes])
 
 
 def hear(core: Core, run: int, settled: int, chain: int | None) -> None:

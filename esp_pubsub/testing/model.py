@@ -24,6 +24,7 @@ from typing import Any
 from ._explorer import Counterexample, Explored, explore
 from ._group_scene import GroupScene
 from ._judges import Code
+from ._newcomer_scene import NewcomerScene
 from ._scene import Scene
 
 
@@ -63,6 +64,8 @@ def scenes() -> list[Scene]:
               quick=True),
         Scene("log, another input, retention", "the same where retention takes what was not read", lines="AB", lives=1,
               retention="subscribers", troubles=False, progress=False, **_ALL_LEAD),
+        NewcomerScene("log, a newcomer in the middle", "a member begins to follow anywhere, its reads are cut anywhere",
+                      blocks=4, lives=1, progress=False, **_ALL_LEAD),
         Scene("log with holes", "single messages are missing from the log", lives=1, **_HOLES, quick=True),
         Scene("queues", "every reader has its own queue, single messages are refused", lives=2, **_QUEUES),
         Scene("queues, both lead", "every member is active all the time", lives=2, **_QUEUES, **_ALL_LEAD, quick=True),

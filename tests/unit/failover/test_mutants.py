@@ -32,7 +32,7 @@ from esp_pubsub.subscriber import Subscriber
 from esp_pubsub.testing import _judges, model, simulation
 from esp_pubsub.testing._explorer import Counterexample
 from esp_pubsub.testing._group_scene import GroupScene
-from esp_pubsub.wire.frame import BLOCK, CHAIN_AT, SEALED_AT, Frame, Sealed
+from esp_pubsub.wire.frame import BLOCK, CHAIN_AT, SEALED_AT, Frame, Sealed, parse
 from tests.unit.failover import test_covered, test_member_lines
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -205,6 +205,11 @@ def what_a_held_block_says_counts(patch: pytest.MonkeyPatch) -> None:
             self._advance(frame.id - 1)
 
     patch.setattr(Member, "follow", hasty)
+
+
+@in_model("log, a newcomer in the middle")
+def what_stands_between_two_ends_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(member, "_linked", lambda messages: chains_of([parse(data).chain for _, data in messages]))
 
 
 # ledger
