@@ -183,11 +183,16 @@ class MemberProcess(Process):
         """Politely."""
         if self.publisher is not None and self.alive:
             self.run.tell(f"{self.process} is asked to hand over")
-            self.run.loop.spawn(self.process, self._hand_over(self.publisher))
+            self.run.loop.spawn(self.process, self._hand_over(self.process, self.publisher))
 
-    async def _hand_over(self, publisher: Publisher) -> None:
-        with contextlib.suppress(EspError, asyncio.CancelledError):
-            await publisher.hand_over()
+    async def _hand_over(self, process: str, publisher: Publisher) -> None:
+        """Once it returns, all that had an id is on the bus; to a standby it returns at once and says nothing."""
+        led, last = publisher.stats.role == "active", publisher.stats.given
+        with contextlib.suppress(EspError, TimeoutError):
+            async with self.in_a_hurry(0.5):
+                await publisher.hand_over()
+                if led:
+                    self.run.must_stand(publisher.topic, last, f"{process} has handed over after block {last}")
 
 
 def _is_eligible(publisher: Publisher) -> bool:

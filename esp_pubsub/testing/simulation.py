@@ -6,10 +6,10 @@ run is a history that can be had again, and a thousand runs are a thousand histo
 
 What is checked. All along: each subscriber's user gets 1, 2, 3, ... with the rows of its id; nothing is told as missed,
 different or bad; one that restarts goes on behind what it, or another reader of its group, confirmed, or was confirming
-when it died; in the moment in which a delivery says acked or covered, or a flush returns, the block and all before it
-stand on the log, or in every subscriber's queue; what is cancelled has done nothing by half. At the end, when the
-faults have stopped: within `PATIENCE` virtual seconds every subscriber has every block, every member that lives has
-every block acknowledged or covered, and one member leads, the same one for a while.
+when it died; in the moment in which a delivery says acked or covered, or a flush or a hand-over returns, the block and
+all before it stand on the log, or in every subscriber's queue; what is cancelled has done nothing by half. At the end,
+when the faults have stopped: within `PATIENCE` virtual seconds every subscriber has every block, every member that
+lives has every block acknowledged or covered, and one member leads, the same one for a while.
 
     python -m esp_pubsub.testing.simulation --seeds 10000      as many runs; the first failure is told with its seed
     python -m esp_pubsub.testing.simulation --seed 4711        one run with its history

@@ -23,7 +23,7 @@ from esp_pubsub.failover.control import Beat, Claim
 from esp_pubsub.failover.group import Group
 from esp_pubsub.failover.ledger import Ledger
 from esp_pubsub.failover.log_election import LogElection
-from esp_pubsub.failover.member import Member
+from esp_pubsub.failover.member import Event, Member
 from esp_pubsub.failover.outbox import Outbox
 from esp_pubsub.notices import Missed
 from esp_pubsub.publisher import Publisher
@@ -381,6 +381,25 @@ def a_reader_forgets_what_another_one_confirmed(patch: pytest.MonkeyPatch) -> No
 def a_standbys_block_is_covered_before_all_have_it(patch: pytest.MonkeyPatch) -> None:
     covered: Any = Member.covered
     patch.setattr(Member, "covered", property(lambda self: max(covered.fget(self), self.agreed)))
+
+
+@in_simulation(
+    all_lead=False, blocks=40, haste=0.0,
+    accidents=tuple(
+        simulation.Accident(0.3 + at * 0.05, what, who, 0.7)
+        for at, (what, who) in enumerate([("stall", 0), ("hand over", 0), ("hand over", 1), ("hand over", 2)])
+    ),
+)  # fmt: skip
+def a_hand_over_returns_when_leadership_ends(patch: pytest.MonkeyPatch) -> None:
+    step = Group._step
+
+    def hasty(self: Group, event: Event) -> None:
+        led = self.role == "active"
+        step(self, event)
+        if led:
+            self._tell_handed_over()
+
+    patch.setattr(Group, "_step", hasty)
 
 
 @in_simulation(haste=0.3, buffer=3)
