@@ -337,8 +337,8 @@ class Subscriber:
             while len(known) > self.options.max_sources:  # stored when more were to be remembered
                 del known[next(iter(known))]
                 accept.from_start = False
-            accept.resume(furthest({number: (s.run, s.last, s.chain) for number, s in accept.sources.items()}, known))
             self._ledger.known = furthest(self._ledger.known, known)
+            self._follow(accept.resume(known))
         self._resumed = True
 
     def _take(self, read: Sequence[Message | Break]) -> None:
@@ -356,7 +356,10 @@ class Subscriber:
         if self._ledger is not None:
             for position, _ in messages:
                 self._ledger.arrived(position)
-        outcomes = self._accept.receive_all(messages, self.options.limits)
+        self._follow(self._accept.receive_all(messages, self.options.limits))
+
+    def _follow(self, outcomes: Sequence[Outcome]) -> None:
+        """Deliver and tell what the accept rule says."""
         frames = [outcome for outcome in outcomes if outcome.__class__ is Frame]
         self._deliver(frames)
         for outcome in outcomes if len(frames) < len(outcomes) else ():

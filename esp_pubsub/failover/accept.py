@@ -238,7 +238,24 @@ class Accept:
         self.from_start = from_start
         return held
 
-    def resume(self, positions: Mapping[int, tuple[int, int, int | None]]) -> None:
-        """Go on from stored `source -> (run, last, chain)`."""
+    def resume(self, positions: Mapping[int, tuple[int, int, int | None]]) -> list[Outcome]:
+        """Go on from stored `source -> (run, last, chain)`, where that is further than what was delivered here.
+
+        A source that still joins has delivered nothing; it goes on joining if nothing of it is stored. Returns what
+        follows for frames that are held, as `receive` does.
+        """
+        outcomes: list[Outcome] = []
         for number, (run, last, chain) in positions.items():
-            self.sources[number] = Source(number, run, last, chain)
+            before = self.sources.get(number)
+            if before is not None and (run, last) <= (before.run, -1 if before.joining else before.last):
+                continue
+            source = self.sources[number] = Source(number, run, last, chain)
+            if before is None:
+                continue
+            if run == before.run:
+                source.diverged = before.diverged
+                source.hold = {id: frame for id, frame in before.hold.items() if id > last}
+            why = "double" if run == before.run else "stale"
+            outcomes += [Dropped(frame, why) for id, frame in before.hold.items() if id not in source.hold]
+            outcomes += self._deliver_held(source)
+        return outcomes

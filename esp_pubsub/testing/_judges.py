@@ -9,7 +9,7 @@ Frames are known by codes (line, run, id, settled): which input built it, and wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -267,7 +267,11 @@ def take(reader: Grouped, code: Code, position: int) -> None:
             return
         reader.read_to = position
     reader.ledger.arrived(position)
-    for outcome in reader.accept.receive(frame(code)._replace(position=position)):
+    _follow(reader, reader.accept.receive(frame(code)._replace(position=position)))
+
+
+def _follow(reader: Grouped, outcomes: Iterable[Outcome]) -> None:
+    for outcome in outcomes:
         reader.judge(outcome)
         if isinstance(outcome, Frame):
             reader.serials.append((reader.ledger.delivered(outcome), outcome.id))
@@ -315,11 +319,12 @@ def resume(reader: Grouped, state: bytes | None, committed: int, redelivered: bo
     if redelivered:
         reader.accept.redelivery()
         reader.ledger.redelivery()
+    outcomes: list[Outcome] = []
     if state is not None:
         reader.accept.from_start, known = parse_state(state)
-        ours = {number: (s.run, s.last, s.chain) for number, s in reader.accept.sources.items()}
-        reader.accept.resume(furthest(ours, known))
         reader.ledger.known = furthest(reader.ledger.known, known)
+        outcomes = reader.accept.resume(known)
     if reader.next is None or committed + 1 > reader.next:
         reader.next, reader.chain = committed + 1, None
     reader.confirmed = max(reader.confirmed, committed)
+    _follow(reader, outcomes)

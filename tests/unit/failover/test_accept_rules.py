@@ -228,6 +228,55 @@ def test_resumed_in_the_middle_the_stored_position_counts() -> None:
     assert accept.receive(A(4)) == (A(4),)
 
 
+def test_who_is_still_joining_when_it_resumes_is_not_told_what_went_before_it_came() -> None:
+    nothing: list[dict[int, tuple[int, int, int | None]]] = [{}, {8: (0, 9, None)}]
+    for stored in nothing:
+        accept = Accept(suffix_only=False, from_start=False)
+        assert accept.receive(A(5, 2)) == ()  # 3 and 4 are confirmed, and that has not come
+        accept.redelivery()
+        assert accept.resume(stored) == []
+        assert accept.receive(A(5, 2)) == ()
+        assert accept.receive(beat(5)) == (Joined(7, 0, 5), A(5, 2), Dropped(beat(5), "beat"))
+
+
+def test_who_is_still_joining_goes_on_from_what_its_group_has_confirmed_since() -> None:
+    for last in (1, 2, 3):
+        accept = Accept(suffix_only=False, from_start=False)
+        accept.receive(A(5, 2))
+        accept.redelivery()
+        accept.resume({7: (0, last, A(last).chain)})
+        assert accept.receive(A(5, 4)) == (Missed(7, 0, last + 1, 4), A(5, 4))
+
+
+def test_what_is_held_is_held_on_when_what_is_stored_is_not_further() -> None:
+    for stored in ((0, 0, 0), (0, 1, A(1).chain)):
+        accept = Accept(suffix_only=False, from_start=True)
+        for frame in (A(1), A(3), A(4)):
+            accept.receive(frame)
+        assert accept.resume({7: stored}) == []
+        assert accept.receive(A(2, 1)) == (A(2, 1), A(3), A(4))
+
+
+def test_what_is_held_is_delivered_or_let_go_when_what_is_stored_is_further() -> None:
+    accept = Accept(suffix_only=False, from_start=True)
+    for frame in (A(1), A(3), A(4), A(6)):
+        accept.receive(frame)
+    assert accept.resume({7: (0, 3, A(3).chain)}) == [Dropped(A(3), "double"), A(4)]
+    assert accept.receive(A(5, 4)) == (A(5, 4), A(6))
+    accept.receive(A(8))
+    assert accept.resume({7: (1, 2, None)}) == [Dropped(A(8), "stale")]
+    assert accept.receive(A(3, run=1)) == (A(3, run=1),)
+
+
+def test_what_differed_before_a_resume_differs_after_it() -> None:
+    accept = Accept(suffix_only=False, from_start=True)
+    for frame in (A(1), A(2)):
+        accept.receive(frame)
+    assert accept.receive(b(3)) == (InputDiffers(7, 0, 3, A(2).chain, b(3).link), Dropped(b(3), "diverged"))
+    accept.resume({7: (0, 3, None)})
+    assert accept.receive(b(4)) == (Dropped(b(4), "diverged"),)
+
+
 def test_after_a_restart_every_source_is_unknown_and_what_was_held_is_handed_back() -> None:
     accept = Accept(suffix_only=False, from_start=True)
     accept.joined_at_run[7] = 4

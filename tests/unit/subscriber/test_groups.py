@@ -1,6 +1,7 @@
 """Subscribers of a group: what is confirmed, and who goes on behind it."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import esp_pubsub as esp
 from esp_pubsub import notices
 from esp_pubsub.bus import Message
-from esp_pubsub.wire.frame import BLOCK, ROWS, seal
+from esp_pubsub.wire.frame import BEAT, BLOCK, ROWS, parse, seal
 from esp_pubsub.wire.rows import codec
 from tests.unit.workbench import SYMBOLS as SCHEMA
 from tests.unit.workbench import TOPIC, URL, Bench, block, numbers, outcome, ticks, until
@@ -255,3 +256,52 @@ async def test_a_group_that_starts_at_what_is_stored_and_has_stored_nothing_is_a
         assert await numbers(sub, 1) == [2]
     with pytest.raises(esp.ConfigError, match="in a group, 'none'"):
         await bench.subscriber(start="none")
+
+
+def as_a_queue(bench: Bench, *, replay: bool) -> None:
+    """A bus that may lose single messages, and that hands out again, or not, what a feed that died was given."""
+    bench.faults.capabilities = dataclasses.replace(bench.inner.capabilities, suffix_only=False, replay=replay)
+
+
+@pytest.mark.parametrize("replay", [True, False], ids=["log", "queue"])
+async def test_a_group_whose_feed_dies_while_it_joins_is_not_told_what_went_before_it_came(
+    bench: Bench, replay: bool
+) -> None:
+    as_a_queue(bench, replay=replay)
+    sub = await bench.subscriber(schema=SCHEMA, start="latest", group="g")
+    await bench.raw(block(1, source=8))
+    assert await numbers(sub, 1) == [1]
+    await sub.confirm()
+    waiting = asyncio.ensure_future(numbers(sub, 1))
+    await bench.raw(block(5, settled=2, link=4))  # 3 and 4 are confirmed, and that has not come
+    await until(lambda: 7 in sub._accept.sources)
+    bench.faults.lose_link()
+    bench.faults.restore()
+    await bench.raw(block(1, kind=BEAT, body=b"", count=0, settled=5))
+    assert await waiting == [5]
+    assert bench.of(notices.Missed) == []
+    await sub.confirm()
+    assert sub.stats.unconfirmed == 0
+
+
+@pytest.mark.parametrize("replay", [True, False], ids=["log", "queue"])
+async def test_what_a_group_holds_when_its_feed_dies_is_delivered_and_confirmed(bench: Bench, replay: bool) -> None:
+    as_a_queue(bench, replay=replay)
+    line = [block(1)]
+    for id in range(2, 5):
+        line.append(block(id, link=parse(line[-1]).chain))
+    sub = await bench.subscriber(schema=SCHEMA, start="earliest", group="g")
+    await bench.raw(line[0], line[2])
+    assert await numbers(sub, 1) == [1]
+    await sub.confirm()
+    bench.faults.lose_link()
+    bench.faults.restore()
+    await bench.raw(line[1])
+    assert await numbers(sub, 2) == [2, 3]
+    assert bench.of(notices.Missed) == []
+    await sub.confirm()
+    await sub.aclose()
+    sub = await bench.subscriber(schema=SCHEMA, start="earliest", group="g")
+    await bench.raw(line[3])
+    assert await numbers(sub, 1) == [4]
+    assert sub.stats.doubles == 0
