@@ -176,12 +176,15 @@ class Subscriber:
 
     async def open(self) -> None:
         """Take the place on the topic: what is published from now on is seen. The client calls this."""
-        if not self._accept.from_start and self._bus.capabilities.retained:
-            self._accept.joined_at_run = read_runs(self.topic, await self._bus.retained(self.topic, RUNS_KEY))
-        self._feed = await self._place(self._start)
+        self._accept, self._feed = await self._begin(self._start)
 
-    async def _place(self, start: Start) -> Feed:
-        """A new feed. "Latest" becomes the number it stands for, so that a feed that dies unread loses nothing."""
+    async def _begin(self, start: Start) -> tuple[Accept, Feed]:
+        """A reader that knows nothing yet. "Latest" becomes the number it stands for, so that a feed that dies unread
+        loses nothing.
+        """
+        accept = self._new_accept(from_start=start in ("earliest", 0) and not self._only_stored)
+        if not accept.from_start and self._bus.capabilities.retained:
+            accept.joined_at_run = read_runs(self.topic, await self._bus.retained(self.topic, RUNS_KEY))
         if start == "latest" and self._replay:
             feed = await self._bus.feed(self.topic, start, None)
             try:
@@ -190,7 +193,7 @@ class Subscriber:
                 await feed.aclose()
         feed = await self._bus.feed(self.topic, start, self.group)
         self._start = start
-        return feed
+        return accept, feed
 
     def __aiter__(self) -> Subscriber:
         return self
@@ -480,7 +483,7 @@ class Subscriber:
             raise BusRefused(f"{self.topic}: this bus keeps nothing to seek in")
         self._taking = True
         try:
-            feed = await self._place(start)
+            accept, feed = await self._begin(start)
         finally:
             self._taking = False
         if self._closed:
@@ -488,7 +491,7 @@ class Subscriber:
             raise Closed(f"the subscriber on {self.topic} was closed meanwhile")
         old, self._feed, self._read_to, self._incoming = self._feed, feed, None, ()
         self._ready.clear()
-        self._accept = self._new_accept(from_start=start in ("earliest", 0))
+        self._accept = accept
         if old is not None:
             await old.aclose()
 

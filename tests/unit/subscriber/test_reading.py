@@ -4,12 +4,15 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgpack
 import pytest
 
 import esp_pubsub as esp
 from esp_pubsub import notices
+from esp_pubsub.subscriber import RUNS_KEY
+from esp_pubsub.wire.frame import parse
 from tests.unit.workbench import SYMBOLS as SCHEMA
-from tests.unit.workbench import URL, Bench, nothing_more, numbers, outcome, ticks
+from tests.unit.workbench import TOPIC, URL, Bench, block, nothing_more, numbers, outcome, ticks
 
 # reading
 
@@ -173,6 +176,23 @@ async def test_seek_reads_again_from_another_place(bench: Bench) -> None:
     await sub.seek("latest")
     await bench.publish(5)
     assert await numbers(sub, 1) == [5]
+
+
+async def test_seek_joins_as_a_subscriber_that_is_opened_there(bench: Bench) -> None:
+    """A late block of an old run stands in front of one in the middle of the new run."""
+    await bench.inner.retain(TOPIC, RUNS_KEY, msgpack.packb({7: 1}))
+    new = block(1, run=1)
+    await bench.raw(block(1), new, block(1), block(2, run=1, link=parse(new).chain))
+    told = []
+    for sought in (False, True):
+        sub = await bench.subscriber(schema=SCHEMA, start="earliest" if sought else 2)
+        if sought:
+            await sub.seek(2)
+        async with asyncio.timeout(60):
+            assert [(await anext(sub)).run for _ in range(2)] == [0, 1]
+        told.append(bench.told.copy())
+        bench.told.clear()
+    assert told[0] == told[1] == [notices.Joined(7, 0, 1), notices.NewRun(7, 0, 1), notices.Joined(7, 1, 2)]
 
 
 async def test_seek_is_not_for_groups_nor_after_the_close(bench: Bench) -> None:
