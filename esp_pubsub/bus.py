@@ -40,7 +40,20 @@ from typing import Any, Literal, NamedTuple, Protocol, cast, overload
 
 _new = tuple.__new__
 Position = Any  # hashable; an int on a log, opaque on a queue
-Start = Literal["earliest", "latest"] | int | datetime
+
+
+class Place(NamedTuple):
+    """Where a reader of a log stands: the position that it wants next, and the incarnation that this is one of.
+
+    A reader that had trouble goes on from its place, and so hears of it if the topic was emptied or made anew since.
+    """
+
+    position: int
+    incarnation: int | None
+    """None where the bus has none (capability `incarnation`)."""
+
+
+Start = Literal["earliest", "latest"] | int | datetime | Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +69,7 @@ class Capabilities:
     groups: bool
     """Feeds may have a group: one reader at a time, a stored position and state."""
     incarnation: bool
-    """A topic that was emptied or made anew shows as a Break with `incarnation`."""
+    """A topic that was emptied or made anew shows as a Break with `incarnation`, also to a feed opened at a `Place`."""
     requests: bool
     """The bus is also a `Requests`."""
     catalog: bool
@@ -193,10 +206,16 @@ class Feed(Protocol):
     """An ordered reader, used by one task, dead after the first trouble. Others may ask `bounds` meanwhile."""
 
     state: bytes | None
-    """What was confirmed together with the group's position; set once `read` has returned messages."""
+    """What was confirmed together with the group's position; set once `read` has returned. None after a Break with
+    `incarnation`, unless the group has confirmed something behind it: what it confirmed before counts no more."""
+
+    @property
+    def place(self) -> Place | None:
+        """After what `read` returned last; set once it has returned. None on a queue."""
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
-        """Messages in the order of the bus, at least one; more than one stay within both bounds.
+        """Messages in the order of the bus, at least one; more than one stay within both bounds. A Break with
+        `incarnation` comes alone.
 
         Waits until there is something; where there is, it may return without giving others of the loop a turn, so who
         reads in a loop does. With a group it also waits until this reader is the one that reads for it.
@@ -232,7 +251,12 @@ class Bus(Protocol):
         """A new reader. It is in place when this returns: what is written from then on, it reads.
 
         `start` counts where a group has nothing stored, and where there is no group. A number is the position of the
-        first message wanted; one that is no longer kept gives a Break first, one beyond the end waits.
+        first message wanted, of the topic as it is now; one that is no longer kept gives a Break first, one beyond the
+        end waits. A `Place` of another incarnation gives a Break with `incarnation` first, then all that the topic has.
+
+        What a group stored in another incarnation counts no more: its next reader gets a Break with `incarnation` and
+        begins with the first message, where its `start` is a Place of this incarnation without that Break, of which
+        this reader has heard.
         """
 
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from esp_pubsub.bus import Break, Bus, Catalog, Feed, Message
+from esp_pubsub.bus import Bus, Feed, Message
 from esp_pubsub.errors import BusError, BusUnavailable, Closed
 
-from ._trial import Failed, Trial, check, numbered, require, same, short
+from ._trial import Failed, Trial, check, numbered, place_of, require, same, short
 
 
 @check()
@@ -341,64 +341,20 @@ async def _check_passed(t: Trial, feed: Feed, at: int, first: int, fetched: Sequ
     require(rest[0].position == first, f"reading went on at {rest[0].position}, but the log begins at {first}")
 
 
-@check("incarnation", "catalog", "replay")
-async def purge_is_a_break(t: Trial) -> None:
-    """A purge takes all messages; every reader gets a Break with `incarnation`; positions are not used again."""
-    topic, bus = t.topic(), await t.bus()
-    waiting, behind = await t.feed(topic), await t.feed(topic, "earliest")
-    sent = numbered(10)
-    await t.write_to(topic, sent)
-    last = (await t.expect(waiting, sent))[-1].position
-    await t.expect(behind, sent[:3], max_messages=3)
-    before = await t.within("bounds", waiting.bounds())
-    await _purge(t, bus, topic)
-    after = await t.within("bounds", waiting.bounds())
-    require(after.incarnation != before.incarnation, "bounds tell the same incarnation as before the purge")
-    await t.write_to(topic, [b"new"])
-    fresh = await t.expect(await t.feed(topic, "earliest"), [b"new"])
-    require(fresh[0].position > last, f"position {fresh[0].position} was used before: the last one was {last}")
-    for feed, fetched in ((waiting, []), (behind, sent[3:])):
-        told, rest, _ = await t.broken(feed, fetched)
-        require(told.incarnation, f"the Break does not tell of an incarnation: {told}")
-        require((rest or await t.read(feed, 1)) == fresh, "reading does not go on with the first new message")
-
-
-@check("incarnation", "catalog", "replay")
-async def purge_wakes_a_reader(t: Trial) -> None:
-    """A reader that waits is told of a purge without anything being written."""
-    topic, bus = t.topic(), await t.bus()
+@check()
+async def come_back(t: Trial) -> None:
+    """`place` is behind what was read last: a feed that is opened there goes on without a Break. A queue has none."""
+    topic, sent = t.topic(), numbered(6)
     feed = await t.feed(topic)
-    await t.write_to(topic, [b"old"])
-    await t.expect(feed, [b"old"])
-    async with t.meanwhile(feed.read(10, 1 << 20)) as waiting:
-        await _purge(t, bus, topic)
-        told = (await t.within("read during a purge", waiting))[0]
-    require(isinstance(told, Break) and told.incarnation, f"{short(told)} came")
-
-
-@check("incarnation", "catalog", "groups")
-async def purge_and_a_group(t: Trial) -> None:
-    """A group that stored something before a purge gets the Break when it reads again, and then what is new."""
-    topic, bus = t.topic(), await t.bus()
-    feed = await t.feed(topic, "earliest", group="g")
-    await t.write_to(topic, numbered(5))
-    found = await t.read(feed, 5)
-    await t.within("confirm", feed.confirm(found[3].position, b"old"))
-    await t.within("aclose of a feed", feed.aclose())
-    await _purge(t, bus, topic)
-    await t.write_to(topic, [b"new 0", b"new 1"])
-    again = await t.feed(topic, "earliest", group="g")
-    told, rest, _ = await t.broken(again)
-    require(told.incarnation, f"the Break does not tell of an incarnation: {told}")
-    rest = rest or await t.read(again, 2, max_messages=1)
-    same([message.data for message in rest], [b"new 0", b"new 1"])
-    await t.within("confirm", again.confirm(rest[0].position, b"new"))
-    await t.within("aclose of a feed", again.aclose())
-    third = await t.feed(topic, "earliest", group="g")
-    await t.expect(third, [b"new 1"])
-    require(third.state == b"new", f"the state is {short(third.state)}")
-
-
-async def _purge(t: Trial, bus: Bus, topic: str) -> None:
-    catalog: Catalog = bus  # type: ignore[assignment]  # the capability says so
-    await t.within("purge", catalog.purge(topic))
+    await t.write_to(topic, sent)
+    if not t.capabilities.replay:
+        await t.expect(feed, sent)
+        require(feed.place is None, f"without replay a feed has no place, but {feed.place}")
+        return
+    for n in range(6):
+        await t.expect(feed, [sent[n]], max_messages=1)
+        again = await t.feed(topic, place_of(feed))
+        await t.write_to(topic, [b"%d" % n])
+        sent.append(b"%d" % n)
+        await t.expect(again, sent[n + 1 :])
+        await t.within("aclose of a feed", again.aclose())

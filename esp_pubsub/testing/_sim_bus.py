@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..bus import Bounds, Break, Capabilities, Message, Start
+from ..bus import Bounds, Break, Capabilities, Message, Place, Start
 from ..errors import BusUnavailable
 from ._virtual import VirtualLoop
 
@@ -274,12 +274,17 @@ class SimFeed:
         self.position = 0
         broker.open.append(self)
 
-    def place(self, start: Start) -> None:
+    def begin(self, start: Start) -> None:
         """Begin there."""
-        log = self._topic.log
+        log, start = self._topic.log, start.position if isinstance(start, Place) else start
         self.position = 0 if start == "earliest" else len(log) if start == "latest" else int(start)  # type: ignore[arg-type]
         if self._broker.kind == "queues":
             self._topic.queues.setdefault(self._key, Queue())
+
+    @property
+    def place(self) -> Place | None:
+        """See `Feed.place`."""
+        return None if self._broker.kind == "queues" else Place(self.position, None)
 
     def _check(self) -> None:
         if self._error is not None:
@@ -399,7 +404,7 @@ class SimBus:
         """See `Bus.feed`."""
         await self._broker.ask(self.process)
         feed = SimFeed(self._broker, topic, self.process, group)
-        feed.place(start)
+        feed.begin(start)
         self._broker.tell_news()
         return feed
 

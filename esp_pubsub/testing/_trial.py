@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from esp_pubsub.bus import Break, Bus, Capabilities, Feed, Message, Pipe, Start
+from esp_pubsub.bus import Break, Bus, Capabilities, Feed, Message, Pipe, Place, Start
 from esp_pubsub.errors import BusError
 
 T = TypeVar("T")
@@ -262,6 +262,14 @@ class _CancelAt(Awaitable[T]):
 
 async def _coroutine(call: Awaitable[T]) -> T:
     return await call
+
+
+def place_of(feed: Feed) -> Place:
+    """Where a feed of a log stands."""
+    place = feed.place
+    if not isinstance(place, Place):
+        raise Failed(f"a feed that has read stands at a Place, not {place!r}")
+    return place
 
 
 def numbered(count: int, name: str = "m", size: int = 0) -> list[bytes]:

@@ -25,17 +25,17 @@ from typing import Any, Literal
 
 from esp_pubsub.bus import Bus
 
-from . import _conformance_feeds, _conformance_groups, _conformance_pipes, _conformance_roles
+from . import _conformance_feeds, _conformance_groups, _conformance_pipes, _conformance_purges, _conformance_roles
 from ._trial import CHECKS as _ENTERED
 from ._trial import Check, Context, Failed, NotClaimed
 
 __all__ = ["CHECKS", "Check", "Context", "Failed", "NotClaimed", "Report", "Result", "run"]
 
-_PARTS = (_conformance_pipes, _conformance_feeds, _conformance_groups, _conformance_roles)
+_PARTS = (_conformance_pipes, _conformance_feeds, _conformance_groups, _conformance_purges, _conformance_roles)
 _ORDER = [part.__name__ for part in _PARTS]
 
 CHECKS: Mapping[str, Check] = dict(sorted(_ENTERED.items(), key=lambda item: _ORDER.index(item[1].body.__module__)))
-"""All checks by name: pipes, feeds, groups, then what else a bus may offer."""
+"""All checks by name: pipes, feeds, groups, purges, then what else a bus may offer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from esp_pubsub.bus import (
     Feed,
     Message,
     Pipe,
+    Place,
     Position,
     Requests,
     Start,
@@ -286,10 +287,11 @@ class _FaultyFeed:
     def __init__(self, plan: _Plan, link: _Link, inner: Feed) -> None:
         self._plan, self._link, self._inner = plan, link, inner
         self.state: bytes | None = None
+        self.place: Place | None = None
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         found = await self._plan.carry(self._link, "read", lambda: self._inner.read(max_messages, max_bytes))
-        self.state = self._inner.state
+        self.state, self.place = self._inner.state, self._inner.place
         return found
 
     async def bounds(self) -> Bounds:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import sample_bus
 
-from esp_pubsub.bus import Break, Bus, Message
+from esp_pubsub.bus import Break, Bus, Message, Place
 from esp_pubsub.errors import BusError, BusRefused, NoAnswer
 from esp_pubsub.registry import driver
 from esp_pubsub.testing import conformance
@@ -230,6 +230,43 @@ class HidesBreaks(Altered):
 class StartsLate(AlteredBus):
     async def feed(self, topic: str, start: Any, group: str | None) -> Any:
         return await self.inner.feed(topic, start + 1 if isinstance(start, int) else start, group)
+
+
+class ForgetsTheIncarnation(AlteredBus):
+    """A place is a number like any other."""
+
+    async def feed(self, topic: str, start: Any, group: str | None) -> Any:
+        return await self.inner.feed(topic, start.position if isinstance(start, Place) else start, group)
+
+
+class StandsStill(Altered):
+    first: Any = None
+
+    @property
+    def place(self) -> Any:
+        self.first = self.first or self.inner.place
+        return self.first
+
+
+class HasAPlace(Altered):
+    place = Place(0, None)
+
+
+class TellsTogether(Altered):
+    """A break and what follows come in one read."""
+
+    async def read(self, *bounds: int) -> Any:
+        found = await self.inner.read(*bounds)
+        return [*found, *await self.inner.read(*bounds)] if isinstance(found[0], Break) else found
+
+
+class KeepsOldStates(Altered):
+    state: Any = None
+
+    async def read(self, *bounds: int) -> Any:
+        found = await self.inner.read(*bounds)
+        self.state = self.inner.state or self.state
+        return found
 
 
 class OneTopic(AlteredBus):
@@ -452,6 +489,7 @@ ON_QUEUES = {
     "closed_bus": feed(SleepsOn),
     "cancelled_close": feed(NeverCloses),
     "two_topics": OneTopic,
+    "come_back": feed(HasAPlace),
     "group_keeps_its_place": feed(LosesPositions),
     "group_keeps_its_place ": feed(LosesStates),
     "history_of_a_group": feed(LosesPositions),
@@ -479,6 +517,11 @@ ON_A_LOG = {
     "retention_passes_a_reader": feed(Miscounts),
     "start_at_an_expired_number": feed(HidesBreaks),
     "purge_is_a_break": feed(HidesBreaks),
+    "purge_is_a_break ": feed(TellsTogether),
+    "purge_under_a_group": feed(KeepsOldStates),
+    "come_back": feed(StandsStill),
+    "come_back_after_a_purge": ForgetsTheIncarnation,
+    "group_comes_back_after_a_purge": ForgetsTheIncarnation,
     "start_at_a_number": StartsLate,
     "position_never_goes_back": NaiveGroups,
     "one_reader_at_a_time": NaiveGroups,

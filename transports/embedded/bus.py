@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 import lmdb
 
-from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Run, Start
+from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Place, Run, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, NoAnswer
 
 from . import log, meta, processes
@@ -300,8 +300,9 @@ class EmbeddedFeed:
         self._holder = secrets.token_hex(8)
         self._generation = 0
         self._renew_at = 0.0
-        self._lost = ""  # what is to be told of it
+        self._broken: Break | None = None  # what is to be told first
         self._begins_anew = False
+        self._comes_back = isinstance(start, Place)
         self._position, self._incarnation = self._place(start)
         self._bell = self._group_bell = bus.bells.watch(store.bell)
         self._closed = False
@@ -316,8 +317,13 @@ class EmbeddedFeed:
     def _place(self, start: Start) -> tuple[int, int]:
         """The position to begin with, and its incarnation; a number beyond the end waits there."""
 
+        if isinstance(start, Place) and start.incarnation is not None:
+            return start.position, start.incarnation
+
         def find(transaction: lmdb.Transaction) -> tuple[int, int]:
             found = self._info(transaction)
+            if isinstance(start, Place):
+                return start.position, found.incarnation
             if isinstance(start, datetime):
                 micros = (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
                 position = log.position_at(transaction, found, micros)
@@ -344,8 +350,8 @@ class EmbeddedFeed:
             raise BusUnavailable("this feed was closed")
 
     def _read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
-        if self._lost:
-            broken, self._lost = Break(self._lost, None), ""
+        if self._broken is not None:
+            broken, self._broken = self._broken, None
             return [broken]
         if run := self._reading.lately(self._incarnation, self._position, max_messages, max_bytes):
             self._position += len(run)
@@ -359,8 +365,8 @@ class EmbeddedFeed:
         """What stands at our position; None if that cannot be read."""
         found = self._info(transaction)
         if found.incarnation != self._incarnation:
-            self._incarnation, self._position = found.incarnation, found.first
-            return [Break("the topic was emptied or made anew", None, incarnation=True)]
+            self._incarnation, self._position, self.state = found.incarnation, found.first, None
+            return [_made_anew()]
         if self._position < found.first:
             passed, self._position = found.first - self._position, found.first
             return [Break("the ring turned over before this was read", passed)]
@@ -427,12 +433,21 @@ class EmbeddedFeed:
 
     def _resume(self, record: meta.Group) -> None:
         self._generation = record.generation
-        self.state = record.state
         if record.state is None:
             if self._bus.meta.read(lambda t: meta.is_forgotten(t, self._topic)):
-                self._lost = "how far this group was is lost, as the bus's own records were damaged"
+                self._broken = Break("how far this group was is lost, as the bus's own records were damaged", None)
             return
-        self._incarnation = record.incarnation
+        now = self._store.read(self._info)
+        heard = self._comes_back and self._incarnation == now.incarnation
+        if record.incarnation != now.incarnation:
+            if heard:
+                self._position = now.first
+            else:
+                self._incarnation = record.incarnation  # that it is another one now is told by the first read
+            return
+        if self._comes_back and not heard:
+            self._broken, self._position = _made_anew(), now.first
+        self.state, self._incarnation = record.state, record.incarnation
         if record.position is not None:
             self._position = self._store.read(partial(self._where_it_was, record))
 
@@ -450,8 +465,15 @@ class EmbeddedFeed:
             if None in (mark, record.mark) or mark == record.mark:
                 return position
         self._begins_anew = True
-        self._lost = "the end of the topic was lost, as in a power cut, and with it what this group had confirmed"
+        self._broken = self._broken or Break(
+            "the end of the topic was lost, as in a power cut, and with it what this group had confirmed", None
+        )
         return found.first
+
+    @property
+    def place(self) -> Place:
+        """See `Feed.place`."""
+        return Place(self._position, self._incarnation)
 
     async def bounds(self) -> Bounds:
         """See `Feed.bounds`."""
@@ -488,6 +510,10 @@ class EmbeddedFeed:
             group = self._group
             self._bus.in_groups.discard(self)
             await self._bus.last_words(lambda t: meta.let_go(t, self._topic, group, self._holder))
+
+
+def _made_anew() -> Break:
+    return Break("the topic was emptied or made anew", None, incarnation=True)
 
 
 async def _until_free(record: meta.Group, bell: asyncio.Event) -> None:

@@ -8,14 +8,13 @@ the one in front of it is acknowledged (`suffix_only`).
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from aiokafka import TopicPartition
 
 from esp_pubsub.address import kafka_topic
-from esp_pubsub.bus import Capabilities, Start
+from esp_pubsub.bus import Capabilities, Place, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
 
 from .feed import PURGED, KafkaFeed
@@ -62,7 +61,7 @@ class KafkaBus:
         self._values = Values(link, self._options.valuestopic)
         self._ids: dict[str, bytes] = {}  # as last seen; what was there before is another topic
         self._checked: set[str] = set()  # topics that take what the broker takes
-        self._places: deque[tuple[str, tuple[int, bytes]]] = deque(maxlen=100)  # where the last readers stood
+        self._purges: dict[bytes, int] = {}  # by topic id: the last one that a reader here came across
         self._open: set[KafkaPipe | KafkaFeed] = set()
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -124,18 +123,9 @@ class KafkaBus:
             await opened.aclose()
             raise BusUnavailable("this bus was closed")
 
-    def left(self, name: str, *places: tuple[int, bytes]) -> None:
-        """A feed ends: where its reader stands, as a position and a topic id. He may come back there."""
-        self._places.extend((name, place) for place in places)
-
-    def _topic_of(self, name: str, position: int) -> bytes | None:
-        """Of which topic of that name a position is: of the one on which somebody last stood there, or the last one."""
-        found = (topic_id for left, (at, topic_id) in reversed(self._places) if (left, at) == (name, position))
-        return next(found, self._ids.get(name))
-
     async def feed(self, topic: str, start: Start, group: str | None) -> KafkaFeed:
         """See `Bus.feed`."""
-        at, known = self._at(topic), self._topic_of(topic, start) if isinstance(start, int) else None
+        at = self._at(topic)
         topic_id = await self._ensure(topic)
         partitions = await self.link.partitions(at.topic)
         if at.partition >= partitions:
@@ -144,16 +134,15 @@ class KafkaBus:
             )
         if group is not None and partitions > 1:
             raise BusRefused(f"{at.topic} has several partitions; a group reads topics of one, so that order is kept")
-        feed = KafkaFeed(self, topic, at, await self._position(at, start), topic_id, group)
-        if known not in (None, topic_id):
-            await feed.made_anew(known)
+        comes_from = start.incarnation if isinstance(start, Place) else None
+        feed = KafkaFeed(self, topic, at, await self._position(at, start), topic_id, group, comes_from)
         await feed.open()
         await self._keep(feed)
         return feed
 
     async def _position(self, at: TopicPartition, start: Start) -> int:
-        if isinstance(start, int):
-            return start
+        if isinstance(start, int | Place):
+            return start if isinstance(start, int) else start.position
         first, end = await self.link.bounds(at)
         if isinstance(start, datetime):
             found = await self.link.position_at(at, (start.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1))
@@ -184,9 +173,13 @@ class KafkaBus:
 
     async def purged_at(self, topic: str) -> int:
         """The position of the last purge, -1 if there was none since the topic was made."""
-        found = await self.retained(topic, _PURGED_AT)
+        found, there = await self.retained(topic, _PURGED_AT), self._ids.get(topic, b"")
         topic_id, mark = found.split(b":") if found else (b"", b"-1")
-        return int(mark) if topic_id == self._ids.get(topic, b"").hex().encode() else -1
+        return max(self._purges.get(there, -1), int(mark) if topic_id == there.hex().encode() else -1)
+
+    def saw_purge(self, topic_id: bytes, mark: int) -> None:
+        """A reader came across the message that a purge leaves, which is there before it is retained where that is."""
+        self._purges[topic_id] = max(mark, self._purges.get(topic_id, -1))
 
     async def topics(self) -> Sequence[str]:
         """See `Catalog.topics`: those that were opened by a client of ours and are still there."""

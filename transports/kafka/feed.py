@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
-from esp_pubsub.bus import Bounds, Break, Message
+from esp_pubsub.bus import Bounds, Break, Message, Place
 from esp_pubsub.errors import BusRefused, BusUnavailable
 
 from .group import Membership
@@ -35,25 +35,44 @@ _NOWHERE = TopicPartition("-", 0)
 _message = tuple.__new__
 
 
+def incarnation(topic_id: bytes, purged: int) -> int:
+    """What tells a topic from what it was before it was purged (`KafkaBus.purged_at`), or deleted and made anew."""
+    mark = hashlib.blake2b(topic_id + purged.to_bytes(8, "big", signed=True), digest_size=8).digest()
+    return int.from_bytes(mark, "big")
+
+
 class KafkaFeed:
     """A `Feed`."""
 
     state: bytes | None = None
+    place: Place | None = None
 
     def __init__(
-        self, bus: KafkaBus, name: str, at: TopicPartition, position: int, topic_id: bytes, group: str | None
+        self,
+        bus: KafkaBus,
+        name: str,
+        at: TopicPartition,
+        position: int,
+        topic_id: bytes,
+        group: str | None,
+        comes_from: int | None = None,
     ) -> None:
-        """`position` is the first one wanted, which may lie beyond the end, if the group has not stored another."""
+        """`position` is the first one wanted, which may lie beyond the end, if the group has not stored another; of a
+        reader that comes back, `comes_from` says of which incarnation that is.
+        """
         self._bus = bus
         self._link = bus.link
         self._name = name
         self._at = at
         self._from = position  # what is read in front of it is dropped
         self._position = position  # behind what was read
-        self._topic_id = topic_id
-        self._stands: tuple[int, bytes] | None = None  # behind what was given out, and on which topic of that name
-        self._stood: tuple[int, bytes] | None = None  # when it was asked last: what came then may not have been taken
+        self._topic_id = self._given_id = topic_id  # of what is read, and of what was given out
+        self._purged = -1
+        self._comes_from = comes_from
+        self._done = position  # the group's position
+        self._state_after: bytes | None = None  # the break that is ahead
         self._ahead: deque[Message | Break] = deque()
+        self._after: deque[tuple[Place, bytes]] = deque()  # each break in there, and the topic's id
         self._stamp = 0
         self._answered_at = 0.0
         self._asked_at = 0.0
@@ -74,14 +93,35 @@ class KafkaFeed:
         async with self._link.started(self._consumer, f"a consumer of {self._at.topic}"):
             if self._membership is None:
                 self._consumer.assign([self._at])
-                await self._begin()
+                await self._begin(None)
         self._answered_at = self._asked_at = self._looked_at = self._now()
 
-    async def _begin(self) -> None:
-        """Stand where reading begins."""
+    async def _begin(self, stored: tuple[int, bytes, bytes] | None) -> None:
+        """Stand where the group stands, or where our reader wants to."""
         first, end = await self._link.bounds(self._at)
+        purged = await self._bus.purged_at(self._name)
+        # nothing is awaited from here on
+        self._purged = purged
+        now, behind_purge = incarnation(self._topic_id, purged), max(first, purged + 1)
+        heard = self._comes_from in (None, now)
+        if stored is None:
+            if not heard:
+                self._begin_anew(behind_purge, "the topic was purged, or made anew, while this reader was away")
+        elif stored[1] != self._topic_id or purged >= stored[0]:
+            how = "made anew" if stored[1] != self._topic_id else "purged"
+            self._from = self._position = behind_purge
+            if self._comes_from != now:
+                self._begin_anew(behind_purge, f"the topic was {how} since the group stored its position")
+        else:
+            self._from = self._position = stored[0]
+            self.state = stored[2]
+            if not heard:
+                self.state, self._state_after = None, stored[2]
+                self._begin_anew(stored[0], "the topic was purged, or made anew, and the group went on with it")
         if self._position < first:
             self._pass(first)
+        self._done = self._from
+        self.place = Place(self._position, now)
         self._seek(min(self._position, end))
         self._begun = True
 
@@ -110,25 +150,12 @@ class KafkaFeed:
             return
         changes, stored = membership.changes, await membership.look_up()
         if not self._begun:
-            await self._resume(membership, stored)
+            await self._begin(await membership.resume(stored))
         elif stored != membership.stored:
             raise BusUnavailable(f"another reader of group {membership.group!r} on {self._at.topic} went on meanwhile")
         else:
             self._seek(self._position)  # given back to us, and nobody stored anything
         self._changes, self._answered_at = changes, self._now()
-
-    async def _resume(self, membership: Membership, stored: tuple[int, str] | None) -> None:
-        found = await membership.resume(stored)
-        if found is not None:
-            self._position, topic_id, self.state = found
-            self._from = self._position
-            if topic_id != self._topic_id:
-                first, _ = await self._link.bounds(self._at)
-                self._begin_anew(first, "the topic was made anew since the group stored its position")
-            elif await self._bus.purged_at(self._name) >= self._position:
-                first, _ = await self._link.bounds(self._at)
-                self._begin_anew(first, "the topic was purged since the group stored its position")
-        await self._begin()
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -138,7 +165,6 @@ class KafkaFeed:
         if self._now() - self._asked_at > _LOOK_EVERY and not self._doubted:  # nobody asked meanwhile
             self._answered_at = max(self._answered_at, self._now() - self._link.timeout / 2)
             self._doubted = True
-        self._stood = self._stands
         try:
             while True:
                 if self._closed:
@@ -159,14 +185,19 @@ class KafkaFeed:
         ahead, size = self._ahead, 0
         while ahead and len(taken) < max_messages:
             item = ahead[0]
+            anew = isinstance(item, Break) and item.incarnation
             size += len(item.data) if isinstance(item, Message) else 0
-            if taken and size > max_bytes:
+            if taken and (size > max_bytes or anew):
                 break
             taken.append(ahead.popleft())
-        last, topic_id = taken[-1], self._stands[1] if self._stands else self._topic_id
-        if topic_id != self._topic_id and any(isinstance(each, Break) for each in taken):
-            topic_id = self._topic_id
-        self._stands = (last.position + 1, topic_id) if isinstance(last, Message) else None
+            if isinstance(item, Break):
+                self.place, self._given_id = self._after.popleft()
+            if anew and self.place is not None:
+                self._done = self.place.position
+                self.state, self._state_after = self._state_after, None
+                break
+        if isinstance(last := taken[-1], Message) and self.place is not None:
+            self.place = Place(last.position + 1, self.place.incarnation)
         return taken
 
     async def _getmany(self, at: TopicPartition, wait: float, most: int | None = None) -> Mapping[Any, Any]:
@@ -207,7 +238,9 @@ class KafkaFeed:
         ahead = self._ahead
         for record in records:  # nothing is awaited from here on
             if record.key is not None and record.key == PURGED:
-                ahead.append(Break("the topic was purged", None, incarnation=True))
+                self._purged = record.offset
+                self._bus.saw_purge(self._topic_id, record.offset)
+                self._tell(Break("the topic was purged", None, incarnation=True), record.offset + 1)
             elif record.offset >= self._from:
                 ahead.append(_message(Message, (record.offset, record.value or b"")))
         self._position = records[-1].offset + 1
@@ -227,26 +260,31 @@ class KafkaFeed:
     async def _out_of_range(self) -> None:
         """Retention or a purge passed us, or this is another log than it was."""
         first, end = await self._link.bounds(self._at)
-        position = self._position
+        purged = await self._bus.purged_at(self._name)
+        position, self._purged = self._position, purged
         if position > end:
             if position <= self._from:  # it still waits for its place
                 self._seek(end)
                 return
             self._begin_anew(first, f"the topic ends at {end}, in front of what was read up to {position}")
         elif position < first:
-            if await self._bus.purged_at(self._name) >= position:
-                self._begin_anew(first, "the topic was purged")
+            if purged >= position:
+                self._begin_anew(max(first, purged + 1), "the topic was purged")
             else:
                 self._pass(first)
         self._seek(self._position)
 
     def _pass(self, first: int) -> None:
         passed, self._position = first - self._position, first
-        self._ahead.append(Break("retention took messages before they were read", passed))
+        self._tell(Break("retention took messages before they were read", passed), first)
 
     def _begin_anew(self, first: int, reason: str) -> None:
         self._from = self._position = first
-        self._ahead.append(Break(reason, None, incarnation=True))
+        self._tell(Break(reason, None, incarnation=True), first)
+
+    def _tell(self, broken: Break, following: int) -> None:
+        self._ahead.append(broken)
+        self._after.append((Place(following, incarnation(self._topic_id, self._purged)), self._topic_id))
 
     async def _look(self) -> None:
         """Whether the topic is still the one it was. The question outlives a read that is cancelled meanwhile."""
@@ -258,9 +296,10 @@ class KafkaFeed:
         await asyncio.wait([looking])
         if looking.result() != self._topic_id:
             first, _ = await self._link.bounds(self._at)
+            purged = await self._bus.purged_at(self._name)
             self._seek(first)
+            self._topic_id, self._purged = looking.result(), purged
             self._begin_anew(first, "the topic was deleted and made anew")
-            self._topic_id = looking.result()
         self._looking, self._looked_at = None, self._now()
 
     async def _identify(self) -> bytes:
@@ -272,18 +311,10 @@ class KafkaFeed:
             await asyncio.sleep(min(_LOOK_EVERY, self._link.timeout) / 4)
         return topic_id
 
-    async def made_anew(self, before: bytes) -> None:
-        """The position it was to begin with was one of a topic that is no more, with the id `before`."""
-        first, _ = await self._link.bounds(self._at)
-        self._stands = self._stood = self._position, before
-        self._begin_anew(first, "the topic was deleted and made anew")
-
     async def bounds(self) -> Bounds:
         """See `Feed.bounds`."""
         first, end = await self._link.bounds(self._at)
-        purged = await self._bus.purged_at(self._name)
-        mark = hashlib.blake2b(self._topic_id + purged.to_bytes(8, "big", signed=True), digest_size=8).digest()
-        return Bounds(first, end, int.from_bytes(mark, "big"))
+        return Bounds(first, end, incarnation(self._topic_id, await self._bus.purged_at(self._name)))
 
     async def release(self, positions: Sequence[int]) -> None:
         """See `Feed.release`: a log lets go by itself."""
@@ -295,9 +326,9 @@ class KafkaFeed:
             raise BusRefused("a feed without a group stores no position")
         if self._closed or not membership.owned.is_set() or membership.changes != self._changes:
             raise BusUnavailable(f"this is not the reader of group {membership.group!r} on {self._at.topic} any more")
-        stored = membership.stored[0] if membership.stored is not None else self._from
-        done = stored if position is None else max(stored, position + 1)
-        await membership.store(self._consumer, done, self._topic_id, state)
+        done = self._done if position is None else max(self._done, position + 1)
+        await membership.store(self._consumer, done, self._given_id, state)
+        self._done = max(self._done, done)
 
     @property
     def closed(self) -> bool:
@@ -308,7 +339,6 @@ class KafkaFeed:
         """See `Feed.aclose`."""
         self._closed = True
         if self._closing is None:
-            self._bus.left(self._name, *filter(None, (self._stood, self._stands)))
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 

@@ -164,7 +164,7 @@ class RabbitBus:
                 raise
             feed = GroupFeed(self, topic, group, limited=True)
             await feed.open()
-        if missed := self.missed.get(feed.place):
+        if missed := self.missed.get(feed.seat):
             feed.tell(missed.pop(0))
         self._keep(feed)
         return feed

@@ -29,6 +29,7 @@ class RabbitFeed:
     """A `Feed`."""
 
     state: bytes | None = None
+    place = None
     _purpose = "reading"
     _confirms = False
     _missed: str | None = "the link was lost, and with it the queue of this reader"
@@ -90,7 +91,7 @@ class RabbitFeed:
         if self._error is None:
             self._error = error
             if self._missed is not None and self._in_place:
-                self._bus.missed.setdefault(self.place, []).append(self._missed)
+                self._bus.missed.setdefault(self.seat, []).append(self._missed)
         self._arrived.set()
 
     def _cancelled(self) -> None:
@@ -104,7 +105,7 @@ class RabbitFeed:
             raise self._error
 
     @property
-    def place(self) -> tuple[str, str | None]:
+    def seat(self) -> tuple[str, str | None]:
         """What another feed has to ask for to go on where this one ended."""
         return self._topic, None
 

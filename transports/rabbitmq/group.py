@@ -62,8 +62,8 @@ class GroupFeed(RabbitFeed):
         self._told = False
 
     @property
-    def place(self) -> tuple[str, str | None]:
-        """See `RabbitFeed.place`."""
+    def seat(self) -> tuple[str, str | None]:
+        """See `RabbitFeed.seat`."""
         return self._topic, self._group
 
     @property
@@ -142,11 +142,11 @@ class GroupFeed(RabbitFeed):
         let go as doubles. Not if another reader has stored something since.
         """
         self._known = self.state
-        known, due = self._bus.unstored.get(self.place, (None, None))
+        known, due = self._bus.unstored.get(self.seat, (None, None))
         if due is not None and known == self.state:
             await self._store(None, due)
             self.state = due
-        self._bus.unstored.pop(self.place, None)
+        self._bus.unstored.pop(self.seat, None)
 
     def _complain(self) -> None:
         if not self._told and len(self._unacked) >= self._link.options.prefetch:
@@ -262,7 +262,7 @@ class GroupFeed(RabbitFeed):
             except BusError as error:
                 _log.warning("%s", error)
         if self._due is not None:
-            self._bus.unstored[self.place] = self._known, self._due[1]
+            self._bus.unstored[self.seat] = self._known, self._due[1]
         if self._states is not None:
             self._states.end(BusUnavailable(f"this feed of {self._topic} was closed"))
         if self._consuming is not None and not self._consuming.done():

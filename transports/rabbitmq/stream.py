@@ -34,7 +34,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 
-from esp_pubsub.bus import Bounds, Break, Message, Start
+from esp_pubsub.bus import Bounds, Break, Message, Place, Start
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable, ConfigError
 
 from .stream_link import (
@@ -330,6 +330,7 @@ class StreamFeed:
     """A `Feed` without groups: `confirm` is refused."""
 
     state: bytes | None = None
+    place: Place | None = None
 
     def __init__(self, streams: Streams, stream: str) -> None:
         self.error: BusError | None = None
@@ -346,6 +347,7 @@ class StreamFeed:
         self._gone = False
         self._subscription = 0
         self._ahead: deque[Message | Break] = deque()
+        self._after: deque[Place] = deque()  # each of those breaks
         self._ahead_bytes = 0
         self._news = asyncio.Event()
 
@@ -357,18 +359,25 @@ class StreamFeed:
             self._where = struct.pack(">Hq", _TIMESTAMP, self._since)
         else:
             self._where = struct.pack(">H", _FIRST)
-        if isinstance(start, int) or start == "latest":
+        if isinstance(start, int | Place) or start == "latest":
             bounds = await self._streams.bounds_by(link, self._stream, make=True)
             self._base = bounds.incarnation or 0
-            if not isinstance(start, int):
+            position, base = start if isinstance(start, Place) else (start, self._base)
+            if not isinstance(position, int):
                 self._next = bounds.end if bounds.end > bounds.first else None
-            elif self._base <= start < bounds.end + _MILLISECOND:
-                self._next = start
+            elif base in (None, self._base) and self._base <= position < bounds.end + _MILLISECOND:
+                self._next = position
             else:  # of one before, or one that a clock ahead of ours has made
-                self._ahead.append(Break("the stream was made anew since", None, incarnation=True))
+                self.tell_anew("the stream was made anew since")
         else:
             self._base = await self._streams.base(link, self._stream)
+        self.place = Place(self._base if self._next is None else self._next, self._base)
         await self._subscribe(link)
+
+    def tell_anew(self, reason: str) -> None:
+        """What is read from now on is of another stream than before."""
+        self._ahead.append(Break(reason, None, incarnation=True))
+        self._after.append(Place(self._base if self._next is None else self._next, self._base))
 
     async def _subscribe(self, link: Link) -> None:
         where = self._where if self._next is None else struct.pack(">HQ", _OFFSET, self._next - self._base)
@@ -425,10 +434,17 @@ class StreamFeed:
         while ahead and len(taken) < max_messages:
             item = ahead[0]
             size += _size(item)
-            if taken and size > max_bytes:
+            anew = isinstance(item, Break) and item.incarnation
+            if taken and (size > max_bytes or anew):
                 break
             taken.append(ahead.popleft())
             self._ahead_bytes -= _size(item)
+            if isinstance(item, Break):
+                self.place = self._after.popleft()
+            if anew:
+                break
+        if isinstance(last := taken[-1], Message) and self.place is not None:
+            self.place = Place(last.position + 1, self.place.incarnation)
         return taken
 
     async def _wait(self) -> None:
@@ -468,8 +484,10 @@ class StreamFeed:
         self._chunks.popleft()
         if passed > 1:
             self._ahead.append(Break("retention passed the reader", passed))
+            self._after.append(Place(first, self._base))
         if unread:
             self._ahead.append(Break("what stands here is larger than 64 MiB, or damaged", unread))
+            self._after.append(Place(first + unread, self._base))
         if self._next is not None and first < self._next:
             found = [message for message in found if message.position >= (self._next or 0)]
         self._ahead.extend(found)
@@ -505,7 +523,7 @@ class StreamFeed:
         if base != self._base:
             self._base, self._next = base, None
             self._where, self._since = struct.pack(">H", _FIRST), 0
-            self._ahead.append(Break("the stream was deleted and made anew", None, incarnation=True))
+            self.tell_anew("the stream was deleted and made anew")
         if old is not None:
             old.listen(lambda *_: None, lambda _: None)
             await old.aclose()

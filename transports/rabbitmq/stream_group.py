@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgpack
 
-from esp_pubsub.bus import Bounds, Break, Message, Start
+from esp_pubsub.bus import Bounds, Break, Message, Place, Start
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
 from .channel import LONGEST_NAME, Channel, quoted, unused
@@ -48,6 +48,7 @@ class StreamGroupFeed:
         self._value = queue_of(topic, f"position of {group}")
         self._key = f"position of {group}"
         self._stored: int | None = None  # the position to go on with
+        self._base: int | None = None  # of the stream that we read
         self._turn: Channel | None = None
         self._feed: StreamFeed | None = None
         self._values: RabbitPipe | None = None
@@ -77,10 +78,19 @@ class StreamGroupFeed:
             self._turn = await self._wait_for_turn()
         if self._feed is None:
             await self._begin()
+            self._check()
         assert self._feed is not None
         found = await self._feed.read(max_messages, max_bytes)
         self._check()
+        if self._feed.place is not None and self._feed.place.incarnation != self._base:
+            self._base = self._feed.place.incarnation
+            self._stored = self.state = None
         return found
+
+    @property
+    def place(self) -> Place | None:
+        """See `Feed.place`."""
+        return None if self._feed is None else self._feed.place
 
     async def _wait_for_turn(self) -> Channel:
         while True:
@@ -106,15 +116,34 @@ class StreamGroupFeed:
             await asyncio.sleep(_ASK_AGAIN)
 
     async def _begin(self) -> None:
-        packed = await self._bus.retained(self._topic, self._key)
-        if packed is not None:
-            try:
-                self._stored, self.state = msgpack.unpackb(packed)
-            except (ValueError, TypeError):
-                raise BusRefused(f"what {self._value} holds was stored by another program: delete that queue") from None
-        start = self._start if self._stored is None else self._stored
+        """Stand where the group stands, or where we stood if it has stored nothing of the stream that is there now."""
+        packed, start = await self._bus.retained(self._topic, self._key), self._start
+        now = await self._streams.bounds(self._topic, make=True)
+        self._base = now.incarnation
+        ours = start.incarnation if isinstance(start, Place) else None
+        if packed is None:
+            self._feed = await self._streams.feed(self._topic, start)
+            return
+        stored, state, base = self._unpacked(packed, now)
+        if base == self._base:
+            self._stored, self.state = stored, state
+            if stored is not None:
+                start = Place(stored, base)
+        else:
+            start = Place(now.first, self._base) if ours == self._base else Place(0, base)
         self._feed = await self._streams.feed(self._topic, start)
-        self._check()
+        if base == self._base and stored is not None and ours not in (None, base):
+            self._feed.tell_anew("the stream was made anew since, and another reader of the group went on with it")
+
+    def _unpacked(self, packed: bytes, now: Bounds) -> tuple[int | None, bytes, int | None]:
+        """Position and state, and of which stream: the first ones who stored something did not say that."""
+        try:
+            stored, state, *base = msgpack.unpackb(packed)
+            if not base:
+                base = [now.incarnation if (stored or now.end) >= (now.incarnation or 0) else 0]
+            return stored, state, base[0]
+        except (ValueError, TypeError):
+            raise BusRefused(f"what {self._value} holds was stored by another program: delete that queue") from None
 
     async def bounds(self) -> Bounds:
         """See `Feed.bounds`."""
@@ -137,7 +166,7 @@ class StreamGroupFeed:
             self._check()
             if position is not None:
                 self._stored = max(self._stored or 0, position + 1)
-            packed = msgpack.packb((self._stored, state))
+            packed = msgpack.packb((self._stored, state, self._base))
             check_size(self._value, packed)
             if self._values is None:
                 self._values = RabbitPipe(self._link, turn, "", self._value, PERSISTENT)

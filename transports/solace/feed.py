@@ -30,6 +30,7 @@ class SolaceFeed:
     """A `Feed`."""
 
     state: bytes | None = None
+    place = None
     _missed: str | None = "the link was lost, and with it the place of this reader"
 
     def __init__(self, bus: SolaceBus, link: Link, topic: str, missed: str | None) -> None:

@@ -228,6 +228,8 @@ class SamplePipe:
 class SampleFeed:
     """A `Feed`. Without a group its queue is thrown away with it, and what it read is done at once."""
 
+    place = None  # a queue has none
+
     def __init__(self, queue: _Queue, forget: Callable[[], object] | None) -> None:
         self.state: bytes | None = None
         self._queue = queue

@@ -220,7 +220,7 @@ async def test_a_feed_that_opens_and_never_reads_is_not_opened_without_end(
     opened = 0
 
     class Dead:
-        state = None
+        state = place = None
 
         async def read(self, max_messages: int, max_bytes: int) -> Any:
             raise esp.BusUnavailable("nobody is there")

@@ -28,13 +28,9 @@ class Opened:
 
     closed = False
 
-    def __init__(self, *_: Any) -> None:
-        self.before: list[bytes] = []
+    def __init__(self, *_: Any) -> None: ...
 
     async def open(self) -> None: ...
-
-    async def made_anew(self, before: bytes) -> None:
-        self.before.append(before)
 
     async def aclose(self) -> None:
         self.closed = True
@@ -110,28 +106,16 @@ async def test_what_a_topic_takes_is_asked_again_if_that_failed_once(cluster: Cl
         await bus.pipe(NAME)
 
 
-async def opened_at(bus: KafkaBus, position: int) -> list[bytes]:
-    """Of which former topic this position is, in the feed's eyes."""
-    feed: Any = await bus.feed(NAME, position, None)
-    before: list[bytes] = feed.before
-    return before
-
-
-async def test_who_comes_back_to_a_topic_made_anew_is_told_whoever_saw_that_before_him(cluster: Cluster) -> None:
+async def test_a_purge_that_a_reader_came_across_counts_before_it_is_retained(cluster: Cluster) -> None:
     bus = cluster.bus()
-    bus.left(NAME, (500, b"A"))
+    await bus.topic_id(NAME)
+    assert await bus.purged_at(NAME) == -1
+    bus.saw_purge(b"A", 40)
+    bus.saw_purge(b"A", 30)
+    assert await bus.purged_at(NAME) == 40
     cluster.topic = b"B"
-    await bus.topic_id(NAME)  # another feed looked
-    assert await opened_at(bus, 500) == [b"A"]
-    assert await opened_at(bus, 20) == []  # somebody else's
-
-
-async def test_who_comes_back_to_a_topic_made_anew_where_he_knows_it_is_told_nothing(cluster: Cluster) -> None:
-    bus = cluster.bus()
-    cluster.topic = b"B"
-    bus.left(NAME, (500, b"A"))
-    bus.left(NAME, (500, b"B"))
-    assert await opened_at(bus, 500) == []
+    await bus.topic_id(NAME)
+    assert await bus.purged_at(NAME) == -1
 
 
 async def test_a_bus_that_is_closed_while_it_opens_something_keeps_nothing_of_it(

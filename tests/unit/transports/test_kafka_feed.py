@@ -11,10 +11,10 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import IllegalStateError
 
-from esp_pubsub.bus import Break, Message
+from esp_pubsub.bus import Break, Message, Place
 from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.testing import run_virtual
-from esp_pubsub.transports.kafka.feed import KafkaFeed
+from esp_pubsub.transports.kafka.feed import KafkaFeed, incarnation
 from esp_pubsub.transports.kafka.group import Membership
 
 AT = TopicPartition("t", 0)
@@ -50,7 +50,6 @@ class Bus:
 
     def __init__(self, *ids: bytes | BaseException | None, timeout: float = 5.0) -> None:
         self.ids = list(ids)
-        self.places: list[tuple[int, bytes]] = []
         self.link = SimpleNamespace(
             timeout=timeout, bounds=self.bounds, stopped=self.stopped,
             settings=SimpleNamespace(options=SimpleNamespace(lease=60.0)),
@@ -70,13 +69,14 @@ class Bus:
 
     async def stopped(self, consumer: Any) -> None: ...
 
-    def left(self, name: str, *places: tuple[int, bytes]) -> None:
-        self.places += places
+    async def purged_at(self, name: str) -> int:
+        return -1
 
 
 def feed(bus: Bus, consumer: Any, group: str | None = None) -> KafkaFeed:
     made = KafkaFeed(bus, "n", AT, 90, b"A", group)  # type: ignore[arg-type]
     made._consumer = consumer
+    made.place = Place(90, incarnation(b"A", -1))
     made._answered_at = made._asked_at = made._now()
     made._looked_at = made._now() - 10
     return made
@@ -180,23 +180,24 @@ def test_a_topic_that_is_gone_is_told_after_the_timeout() -> None:
     on_a_virtual_clock(scene)
 
 
-def test_a_feed_leaves_word_where_its_reader_stands_and_stood_when_he_asked_last() -> None:
+def test_a_feed_stands_behind_what_it_gave_out_and_a_topic_made_anew_is_told_alone() -> None:
     async def scene() -> None:
         consumer = Consumer(True, 90, 91)
         ours = feed(Bus(b"A"), consumer)
-        await ours.read(10, 100)
+        await ours.read(1, 100)
+        assert ours.place == (91, incarnation(b"A", -1))
         ours._bus.ids = [b"B"]  # type: ignore[attr-defined]
         ours._looked_at -= 10
-        await ours.read(10, 100)  # the break, of which the reader may know nothing
+        await ours._look()
+        ours._ahead.append(Message(0, b"new"))
+        assert [item.position for item in await ours.read(10, 100)] == [91]  # type: ignore[union-attr]
+        assert ours.place == (92, incarnation(b"A", -1))
+        [broken] = await ours.read(10, 100)
+        assert isinstance(broken, Break)
+        assert ours.place == (0, incarnation(b"B", -1))
+        await ours.read(10, 100)
+        assert ours.place == (1, incarnation(b"B", -1))
         await ours.aclose()
-        assert ours._bus.places == [(92, b"A")]  # type: ignore[attr-defined]
-
-        consumer.records = [90, 91]
-        ours = feed(Bus(b"A"), consumer)
-        await ours.read(1, 100)
-        await ours.read(1, 100)
-        await ours.aclose()
-        assert ours._bus.places == [(91, b"A"), (92, b"A")]  # type: ignore[attr-defined]
 
     on_a_virtual_clock(scene)
 
