@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgpack
 
 from .address import Address
-from .bus import Break, Bus, Feed, Message, Start, parts
+from .bus import Break, Bus, Feed, Message, Place, Start, parts
 from .errors import (
     BadFrame,
     BusRefused,
@@ -147,14 +147,14 @@ class Subscriber:
         self._notify = notify
         self._schema_given = schema is not None
         self._view = View(address.options.collapse, address.options.rmretdel)
-        self._start: Start = "earliest" if start == "none" else start
+        self._start: Start = "earliest" if start == "none" else start  # from now on
         self._only_stored = start == "none"
         self._replay = bus.capabilities.replay
         self._read_to: int | None = None
         self._feed: Feed | None = None
         self._pause = 0.0
         self._resumed = False
-        self._accept = self._new_accept(from_start=start in ("earliest", 0))
+        self._accept = self._new_accept(from_start=start in ("earliest", 0) and not self._only_stored)
         self._ledger = Ledger() if group is not None else None
         self._ready: deque[Block] = deque()
         self._to_release: list[Any] = []
@@ -179,20 +179,23 @@ class Subscriber:
         self._accept, self._feed = await self._begin(self._start)
 
     async def _begin(self, start: Start) -> tuple[Accept, Feed]:
-        """A reader that knows nothing yet. "Latest" becomes the number it stands for, so that a feed that dies unread
+        """A reader that knows nothing yet. "Latest" becomes the place it stands for, so that a feed that dies unread
         loses nothing.
         """
         accept = self._new_accept(from_start=start in ("earliest", 0) and not self._only_stored)
         if not accept.from_start and self._bus.capabilities.retained:
             accept.joined_at_run = read_runs(self.topic, await self._bus.retained(self.topic, RUNS_KEY))
+        again = start
         if start == "latest" and self._replay:
             feed = await self._bus.feed(self.topic, start, None)
             try:
-                start = (await feed.bounds()).end
+                bounds = await feed.bounds()
             finally:
                 await feed.aclose()
+            again = Place(bounds.end, bounds.incarnation)
+            start = again if self.group is None else bounds.end  # what it stored elsewhere is to be told
         feed = await self._bus.feed(self.topic, start, self.group)
-        self._start = start
+        self._start = again
         return accept, feed
 
     def __aiter__(self) -> Subscriber:
@@ -249,12 +252,16 @@ class Subscriber:
             if not self._incoming:
                 self._incoming = await self._read(feed)
                 self._pause = 0.0
-            if not self._resumed:
+            anew = _is_anew(self._incoming)
+            if not self._resumed and not anew:
                 self._resume(feed)
             if self.schema is None:
                 await self._find_schema(self._incoming)
             messages, self._incoming = self._incoming, ()
             self._take(messages)
+            self._start = feed.place or self._start
+            if anew:
+                self._resume(feed)  # what is stored, if anything, is of what follows
             if self._unstored and not self._ready and self._ledger is not None:
                 await self._store(self._ledger)  # a queue may have nothing more for us before that
             if self._to_release:
@@ -297,7 +304,7 @@ class Subscriber:
             await feed.aclose()
 
     async def _reopen(self) -> Feed:
-        """A new feed behind what was read, or, in a group, behind what was confirmed."""
+        """A new feed after what was read, or, in a group, after what was confirmed."""
         while True:
             if self._pause:
                 await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
@@ -305,7 +312,7 @@ class Subscriber:
             if self._closed:
                 raise StopAsyncIteration
             try:
-                start = self._start if self._read_to is None else self._read_to + 1
+                start = self._start
                 self._feed = await self._bus.feed(self.topic, start, self.group)
                 break
             except BusUnavailable:
@@ -319,7 +326,8 @@ class Subscriber:
             if self._ledger is not None:
                 self._ledger.redelivery()
         self._counts["reconnects"] += 1
-        self._notify(Reconnected(self.topic, f"reading goes on from {start}"))
+        place = start.position if isinstance(start, Place) else start
+        self._notify(Reconnected(self.topic, f"reading goes on from {place}"))
         return self._feed
 
     def _resume(self, feed: Feed) -> None:
@@ -329,6 +337,7 @@ class Subscriber:
                 f"group {self.group!r} has confirmed nothing on {self.topic}, and start is none: say where it begins",
                 group=self.group,
             )
+        self._only_stored = False
         if self._ledger is not None and feed.state is not None:
             accept = self._accept
             try:
@@ -415,9 +424,11 @@ class Subscriber:
         if broken.incarnation:
             for frame in self._accept.restart(from_start=True):
                 self._let_go(frame.position)
-            self._start, self._read_to = "earliest", None
+            self._read_to = None
+            self._only_stored = False  # something was, and what follows begins with its first message
             if self._ledger is not None:
                 self._ledger.restart()
+                self._unstored = False
             if not self._schema_given:
                 self.schema = None
 
@@ -517,6 +528,11 @@ class Subscriber:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _is_anew(read: Sequence[Message | Break]) -> bool:
+    """It says that the topic is another one, and nothing else."""
+    return len(read) == 1 and isinstance(read[0], Break) and read[0].incarnation
 
 
 def _is_block(message: Message) -> bool:
