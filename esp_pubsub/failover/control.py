@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
-from ..bus import Break, Bus, Feed, Message, Pipe
+from ..bus import Break, Bus, Feed, Pipe, Place
 from ..errors import BadFrame, BusUnavailable, ConfigError
 from ..wire.frame import BEAT, CLAIM, Sealed, frames, parse
 from ..wire.maps import read_map, seal_map
@@ -111,7 +111,7 @@ class Control:
         self._pipe: Pipe | None = None
         self._feed: Feed | None = None
         self._line = asyncio.Lock()
-        self._read_to: int | None = None
+        self._place: Place | None = None  # behind what was read
         self._end = 0
         self.reading = asyncio.Event()
 
@@ -128,8 +128,8 @@ class Control:
             await self._drop_pipe()
 
     async def _open(self) -> Feed:
-        if self._read_to is not None:
-            return await self._bus.feed(self.topic, self._read_to + 1, None)
+        if self._place is not None:
+            return await self._bus.feed(self.topic, self._place, None)
         if not self._bus.capabilities.replay:
             self.from_start = False
             return await self._bus.feed(self.topic, "latest", None)
@@ -140,15 +140,16 @@ class Control:
             await feed.aclose()
         start = max(bounds.first, bounds.end - _BACK)
         self.from_start = start == 0
-        self._read_to, self._end = start - 1, bounds.end
-        return await self._bus.feed(self.topic, start, None)
+        self._place, self._end = Place(start, bounds.incarnation), bounds.end
+        return await self._bus.feed(self.topic, self._place, None)
 
     async def is_current(self) -> bool:
         """Whether all that stands on the topic has been read. The bus is asked: one that does not answer says no."""
-        if self._feed is None or self._read_to is None:
+        if self._feed is None or self._place is None:
             return not self._bus.capabilities.replay
         try:
-            return self._read_to >= (await self._feed.bounds()).end - 1
+            bounds = await self._feed.bounds()
+            return self._place.incarnation == bounds.incarnation and self._place.position >= bounds.end
         except BusUnavailable:
             return False
 
@@ -157,17 +158,14 @@ class Control:
         try:
             while True:
                 await asyncio.sleep(0)  # it may be long
-                if self._read_to is None or self._read_to >= self._end - 1:
+                if self._place is None or self._place.position >= self._end:
                     self.reading.set()
                 for message in await feed.read(_BACK, 1 << 20):
-                    if isinstance(message, Break) and self._read_to is not None:  # what was there is no more
-                        self._read_to, self._end = await read_to_behind(feed, message, self._read_to), 0
-                    if isinstance(message, Message):
-                        if self._bus.capabilities.replay:
-                            self._read_to = message.position
-                        heard = self._parse(message.data)
-                        if heard is not None:
-                            self._hear(heard)
+                    if isinstance(message, Break):  # what was there is no more
+                        self._end = 0
+                    elif (heard := self._parse(message.data)) is not None:
+                        self._hear(heard)
+                self._place = feed.place
         finally:
             self._feed = None
             await feed.aclose()

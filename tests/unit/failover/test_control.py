@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from esp_pubsub.bus import Bounds, Break, Capabilities, Message
+from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Place
+from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.failover.control import Beat, Claim, Control, Identity, Setup
 from esp_pubsub.wire.frame import BEAT, CLAIM, frames
 from esp_pubsub.wire.maps import seal_map
@@ -30,15 +31,25 @@ class Log:
 
     def __init__(self, *messages: Message | Break) -> None:
         self.bounds_now = Bounds(0, len(messages), 1)
+        self.place: Place | None = None
+        self.starts: list[Any] = []
         self.coming: asyncio.Queue[Sequence[Message | Break]] = asyncio.Queue()
         if messages:
             self.coming.put_nowait(messages)
 
     async def feed(self, topic: str, start: Any, group: str | None) -> "Log":
+        self.starts.append(start)
         return self
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
-        return await self.coming.get()
+        found = await self.coming.get()
+        last = found[-1]
+        if isinstance(last, Exception):
+            raise last
+        self.place = Place(
+            last.position + 1 if isinstance(last, Message) else self.bounds_now.end, self.bounds_now.incarnation
+        )
+        return found
 
     async def bounds(self) -> Bounds:
         return self.bounds_now
@@ -112,6 +123,24 @@ async def test_what_a_break_passed_at_the_end_counts_as_read() -> None:
     log.coming.put_nowait([Break("what stands here is damaged", 3)])
     await until(log.coming.empty)
     await asyncio.sleep(0)
+    assert await control.is_current()
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_after_trouble_it_goes_on_where_it_stood_in_that_incarnation_of_the_topic() -> None:
+    log = Log(*(message(BEAT, SAID, position) for position in range(12)))
+    control = Control(log, "control", 5, 0, hear=lambda said: None)  # type: ignore[arg-type]
+    running = asyncio.ensure_future(control.run())
+    await until(control.reading.is_set)
+    log.bounds_now = Bounds(0, 3, 2)  # made anew, and shorter than it was
+    assert not await control.is_current()
+    log.coming.put_nowait([BusUnavailable("the link is lost")])  # type: ignore[list-item]
+    await until(lambda: len(log.starts) == 3)
+    assert log.starts == ["latest", (0, 1), (12, 1)]
+    log.coming.put_nowait([Break("made anew", None, incarnation=True)])
+    await until(control.reading.is_set)
+    await until(lambda: control._place == (3, 2))
     assert await control.is_current()
     running.cancel()
     await asyncio.wait([running])
