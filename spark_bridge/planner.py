@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgpack
 
 from esp_pubsub._news import News
-from esp_pubsub.bus import Bus, Feed, Message, Start
+from esp_pubsub.bus import Bus, Feed, Message, Place, Start
 from esp_pubsub.errors import BusError, BusUnavailable
 from esp_pubsub.subscriber import RUNS_KEY
 
@@ -290,7 +290,7 @@ async def _first(feed: Feed) -> int:
 
 async def open_at(bus: Bus, topic: str, incarnation: int | None, position: int) -> Feed:
     """A feed at this position. OffsetRefused where the log is another one; what was removed is the feed's to tell."""
-    feed = await bus.feed(topic, position, None)
+    feed = await bus.feed(topic, Place(position, incarnation), None)
     try:
         bounds = await feed.bounds()
         if bounds.incarnation != incarnation or bounds.end < position:
