@@ -20,7 +20,7 @@ from rich.table import Table
 
 from .. import BusError, Client, ConfigError, init
 from ..address import Address
-from ..bus import Feed, Message, Start
+from ..bus import Feed, Message, Place, Start
 from ..errors import BadFrame
 from ..events import moment
 from ..failover.ballot import Ballot
@@ -245,18 +245,20 @@ class Top:
                 if replay and at == "latest":
                     held = await bounds(self._bus, name)
                     end = held.end
-                    at = max(held.first, end - (_BACK if _CONTROL in name else 1))
+                    at = Place(max(held.first, end - (_BACK if _CONTROL in name else 1)), held.incarnation)
                 self._feeds[name] = feed = await self._bus.feed(name, at, None)
                 try:
                     while True:
                         await asyncio.sleep(0)  # a busy topic is never read to its end
-                        fresh = not isinstance(at, int) or at >= end
+                        fresh = not isinstance(at, Place) or at.position >= end
                         if fresh:
                             self._caught_up_with(name)
                         for message in await feed.read(_MESSAGES, _BYTES):
                             if isinstance(message, Message):
                                 self._hear(name, message.data, fresh=fresh)
-                                at = message.position + 1 if replay else at
+                            else:
+                                end = 0  # what was there is no more
+                        at = feed.place or at
                 finally:
                     del self._feeds[name]
                     await feed.aclose()
