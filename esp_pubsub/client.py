@@ -166,8 +166,9 @@ class Client:
         """A publisher to the window that `url` names. `side` is `in` unless the URL or this argument says otherwise.
 
         With `failover` it is one member of a group of publishers of the same blocks; with `resume` it goes on with a
-        sequence of which its user keeps count. Awaiting it raises BusUnavailable,
-        BusRefused, SchemaDiffers if the topic carries another schema, or Stale if its group has a higher run.
+        sequence of which its user keeps count. Awaiting it raises BusUnavailable, BusRefused, SchemaDiffers if the
+        topic carries another schema, Stale if its group has a higher run, or InputDiffers if the bus has another block
+        where it resumes.
         """
         address, topic = self._window(url, side, "in")
         schema = schema if isinstance(schema, Schema) else Schema(schema)
@@ -195,7 +196,13 @@ class Client:
             )
             if failover is not None:
                 await self._claim_run(topic, publisher.source, failover.run)
+            await publisher.look_back()
             self._check()
+            if resume is not None and any(_resumes(opened, publisher.source) for opened in self._open):
+                raise WrongOrder(
+                    f"a publisher of this client resumes {resume.name!r} on {topic} already: close it first, or take "
+                    "another name"
+                )
             publisher.start(self._tasks)
             self._open.add(publisher)
             return publisher
@@ -428,6 +435,11 @@ class Client:
             if error is None:
                 raise
             _log.warning("closing after an error: %s", unflushed)
+
+
+def _resumes(opened: _Closable, source: int) -> bool:
+    """Whether it sends the sequence of this source."""
+    return isinstance(opened, Publisher) and opened.source == source and opened.at_work
 
 
 def log_notice(notice: Notice) -> None:

@@ -34,6 +34,7 @@ from .failover.group import Failover, Group, RoleChange
 from .failover.member import Member, Role
 from .failover.outbox import Outbox
 from .notices import Failure, Notice, Reconnected
+from .read_back import ReadBack
 from .schema import Schema
 from .sender import Sender
 from .wire.frame import BLOCK, BODY_AT, LIMITS, TRANSACTIONAL, Limits, seal
@@ -109,8 +110,15 @@ class PublisherStats:
 class Resume:
     """A sequence that its user keeps count of, over the lives of publishers that follow each other.
 
-    The publisher goes on behind block `last`, whose chain is `chain`; everything up to there must be on the bus. Blocks
-    that are sent again, with the same ids and bytes, are doubles that no subscriber sees.
+    The publisher goes on after block `last`, whose chain is `chain`; everything up to there must be on the bus. Blocks
+    that are sent again, with the same ids and bytes, are duplicates that no subscriber sees.
+
+    Other blocks under the same ids, by another publisher of this name or by this one before it was started again, are
+    InputDiffers, raised before the block counts as acknowledged: opening reads the topic from block `last` on, and what
+    is sent is read back. One client has one publisher of a name on a topic at a time.
+
+    A bus that cannot be read again (RabbitMQ's modes direct and persistent, Solace) does not show other blocks: there
+    `acked` says that the bus has the block, and not that subscribers take it for the one with this id.
     """
 
     name: str
@@ -173,6 +181,8 @@ class Publisher:
         self._notify = notify
         self._encode = Encoder(schema, options.body, options.limits, rebuild=failover is not None).encode
         self._outbox = Outbox(failover.buffer if failover else options.buffer_blocks, options.buffer_bytes)
+        self._add = self._outbox.add
+        self._read_back = self._resume(bus, resume) if resume is not None else None
         self._sender = Sender(
             bus,
             topic,
@@ -180,10 +190,9 @@ class Publisher:
             source=self.source,
             run=self.run,
             stall=options.stall,
-            acked=self._acked,
+            acked=self._acked if self._read_back is None else self._read_back.confirmed,
             trouble=self._trouble,
         )
-        self._add = self._outbox.add
         self._member: Member | None = None
         self._group: Group | None = None
         self._leaves_when_full = failover is not None and failover.overflow == "leave"
@@ -193,10 +202,7 @@ class Publisher:
         self._closing = False  # no more blocks are taken
         self._closed = False  # nothing more is sent
         self._failure: Exception | None = None
-        self._settled = 0
-        if resume is not None:
-            self._outbox.begin_behind(resume.last, resume.chain)
-            self._sender.settled = self._sender.sent = self._settled = resume.last
+        self._sender.settled = self._sender.sent = self._settled = self._outbox.last
         self._line: deque[asyncio.Event] = deque()  # who waits for room; only the first is woken
         self._largest = bus.capabilities.max_message_bytes
         self._for_ack: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -206,6 +212,14 @@ class Publisher:
         self._events = 0
         self._bytes = 0
         self._troubles = 0
+
+    def _resume(self, bus: Bus, resume: Resume) -> ReadBack | None:
+        self._outbox.begin_behind(resume.last, resume.chain)
+        if not bus.capabilities.replay:
+            return None
+        read_back = ReadBack(bus, self.topic, self._outbox, source=self.source, name=resume.name, acked=self._acked)
+        self._add = read_back.add
+        return read_back
 
     def _join_group(self, bus: Bus, failover: Failover, elect: Callable[[str, str], Election] | None) -> None:
         self._member = Member(
@@ -231,13 +245,26 @@ class Publisher:
             told=self._told,
         )
 
+    async def look_back(self) -> None:
+        """Find what the bus has of a resumed sequence. The client calls this first."""
+        if self._read_back is not None:
+            await self._read_back.look_back()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it was started, and has not ended by trouble or by closing."""
+        return self._task is not None and not self._task.done()
+
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to send. The client calls this."""
         self._task = tasks.create_task(self._work(), name=f"esp publisher {self.topic}")
 
     async def _work(self) -> None:
         try:
-            await (self._group or self._sender).run()
+            if self._read_back is not None:
+                await self._read_back.run(self._sender)
+            else:
+                await (self._group or self._sender).run()
         except Exception as error:  # noqa: BLE001  # whatever it is, everybody who waits must hear of it
             self._fail(error)
 
