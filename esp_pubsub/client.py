@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
+import sys
+import warnings
 from collections.abc import Awaitable, Callable, Generator
 from dataclasses import replace
 from threading import get_ident
@@ -59,6 +62,11 @@ class Home:
         self.observer: Telemetry | None = None
         self._loop = asyncio.get_running_loop()
         self._forks = _forks
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that it belongs to."""
+        return self._forks != _forks
 
     def check(self) -> None:
         """WrongOrder anywhere else."""
@@ -118,6 +126,8 @@ class Opening(Generic[T]):
 class Client:
     """One connection to one bus, on one event loop. Made by `esp_pubsub.init`; close it, or use `async with`."""
 
+    _left_open = False  # it was started, and neither closed nor told of as left open
+
     def __init__(
         self,
         bus: Bus,
@@ -145,6 +155,8 @@ class Client:
         started = asyncio.Event()
         self._keeper = asyncio.create_task(self._keep_tasks(started), name="esp client")
         await started.wait()
+        self._left_open = True
+        _started.add(self)
 
     async def _keep_tasks(self, started: asyncio.Event) -> None:
         """The owner of every task of this client. It is a task of its own because a TaskGroup belongs to one."""
@@ -205,6 +217,7 @@ class Client:
                 )
             publisher.start(self._tasks)
             self._open.add(publisher)
+            _started.add(publisher)
             return publisher
 
         return Opening(opened)
@@ -421,9 +434,23 @@ class Client:
             try:
                 await asyncio.wait([self._keeper])
             finally:
+                self._left_open = False
                 await self.bus.aclose()
         if failures:
             raise failures[0]
+
+    def tell_left_open(self) -> None:
+        """A ResourceWarning if nobody closed it, once; its publishers' first, which may lose something."""
+        if not self._left_open or self._home.forked:
+            return
+        self._left_open = False
+        for opened in list(self._open):
+            if isinstance(opened, Publisher):
+                opened.tell_left_open()
+        warnings.warn(f"unclosed client of {type(self.bus).__name__}", ResourceWarning, source=self, stacklevel=2)
+
+    def __del__(self) -> None:
+        self.tell_left_open()
 
     async def __aenter__(self) -> Client:
         return self
@@ -435,6 +462,19 @@ class Client:
             if error is None:
                 raise
             _log.warning("closing after an error: %s", unflushed)
+
+
+_started: WeakSet[Client | Publisher] = WeakSet()  # the client of a publisher may be gone before it
+
+
+@atexit.register  # at import, so that it comes after what those who use us registered: they may close theirs
+def _tell_left_open() -> None:
+    """What is open when the program ends is told before the interpreter takes the log apart."""
+    for left in sorted(_started, key=lambda each: isinstance(each, Client)):
+        try:
+            left.tell_left_open()
+        except Exception:  # noqa: BLE001  # a ResourceWarning where warnings are errors: the others are told too
+            sys.excepthook(*sys.exc_info())
 
 
 def _resumes(opened: _Closable, source: int) -> bool:

@@ -7,6 +7,7 @@ import contextlib
 import heapq
 import logging
 import secrets
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from dataclasses import dataclass, replace
@@ -157,6 +158,8 @@ class Publisher:
     Attributes: `address`, `topic`, `schema`, `source` (the 64-bit number of the sequence), `run`.
     """
 
+    _left_open = False  # it was started, and neither closed nor told of as left open
+
     def __init__(
         self,
         home: Home,
@@ -217,9 +220,9 @@ class Publisher:
         self._outbox.begin_behind(resume.last, resume.chain)
         if not bus.capabilities.replay:
             return None
-        read_back = ReadBack(bus, self.topic, self._outbox, source=self.source, name=resume.name, acked=self._acked)
-        self._add = read_back.add
-        return read_back
+        back = ReadBack(bus, self.topic, self._outbox, source=self.source, name=resume.name, acked=self._acked)
+        self._add = back.add
+        return back
 
     def _join_group(self, bus: Bus, failover: Failover, elect: Callable[[str, str], Election] | None) -> None:
         self._member = Member(
@@ -258,13 +261,12 @@ class Publisher:
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to send. The client calls this."""
         self._task = tasks.create_task(self._work(), name=f"esp publisher {self.topic}")
+        self._left_open = True
 
     async def _work(self) -> None:
         try:
-            if self._read_back is not None:
-                await self._read_back.run(self._sender)
-            else:
-                await (self._group or self._sender).run()
+            sends = self._read_back.run(self._sender) if self._read_back else (self._group or self._sender).run()
+            await sends
         except Exception as error:  # noqa: BLE001  # whatever it is, everybody who waits must hear of it
             self._fail(error)
 
@@ -554,12 +556,26 @@ class Publisher:
 
     async def _stop(self) -> None:
         self._closed = True
+        self._left_open = False
         try:
             if self._task is not None:
                 self._task.cancel()
                 await asyncio.wait([self._task])
         finally:
             self._wake_all()
+
+    def tell_left_open(self) -> None:
+        """A ResourceWarning if nobody closed it, once, and a line in the log if blocks are lost by that."""
+        if not self._left_open or self._home.forked:
+            return
+        self._left_open = False
+        if waiting := len(self._outbox):
+            lost = "%s: %d blocks (from id %d) are not acknowledged and may be lost; use async with, or await aclose()"
+            _log.warning(lost, f"the publisher on {self.topic} was never closed", waiting, self._outbox.first)
+        warnings.warn(f"unclosed publisher on {self.topic}", ResourceWarning, source=self, stacklevel=2)
+
+    def __del__(self) -> None:
+        self.tell_left_open()
 
     async def __aenter__(self) -> Publisher:
         return self

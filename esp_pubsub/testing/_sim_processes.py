@@ -48,13 +48,16 @@ class Process:
         self.run.loop.spawn(self.process, self._work(self.process))
 
     async def _work(self, process: str) -> None:
+        bus: Any = SimBus(self.run.broker, process)
+        client = self.client = Client(bus, self.notice)
         try:
-            bus: Any = SimBus(self.run.broker, process)
-            self.client = Client(bus, self.notice)
-            await self.client.start()
-            await self.work(self.client)
+            await client.start()
+            await self.work(client)
         except Exception as error:  # noqa: BLE001  # whatever ends a process is what the run is about
             self.run.wrong(f"{process} ended by {error!r}")
+        finally:  # it was killed, or its world ended: a process that is killed says nothing of what it left open
+            for left in (client, *vars(client)["_open"]):
+                vars(left)["_left_open"] = False
 
     async def work(self, client: Client) -> None:
         """What it does."""
