@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
@@ -12,10 +11,8 @@ from .errors import TooLarge, ValueRefused
 from .events import Block, Event, Opcode, arrow_bodies
 from .schema import Schema
 from .wire.frame import ARROW, BODY_AT, LIMITS, MARKED, ROWS, TRANSACTIONAL, Buffer, Limits
-from .wire.rows import codec
+from .wire.rows import codec, wrong_opcode
 
-_PAIRS = re.compile(b"\x06+")
-_KNOWN = bytes(Opcode)
 _INSERT = Opcode.INSERT  # five times as fast to get at
 
 
@@ -117,19 +114,19 @@ class Encoder:
         try:
             table = arrow.from_frame(data)
             body, count, marked = arrow.encode(self._schema, table)
+            if marked:
+                opcode, flags = arrow.marks(table)
+                _opcodes(opcode, count), _each(flags, count, "flags")
             if self._arrow and not self._rebuild and (marked or (opcode is _INSERT and flags == 0)):
-                if marked:
-                    opcodes, marks = arrow.marks(table)
-                    _opcodes(opcodes, count), _each(marks, count, "flags")
                 return self._from_batch(body, count, marked)
-            opcodes, marks, rows = arrow.rows(self._schema, body, count, marked=marked)
+            rows = arrow.rows(self._schema, body, count, marked=marked)[2]
         except ValueRefused:
             raise
         except (ValueError, TypeError, ArithmeticError, NotImplementedError) as e:
             raise ValueRefused(
                 f"the table does not fit the schema {self._schema}: {e}", row=0, field="", value=data
             ) from e
-        return self._from_rows(rows, opcodes if marked else opcode, marks if marked else flags)
+        return self._from_rows(rows, opcode, flags)
 
 
 def _each(values: Any, count: int, what: str) -> int | bytes:
@@ -151,18 +148,9 @@ def _opcodes(values: Any, count: int) -> int | bytes:
     """Known ones only, and update-block rows in pairs."""
     opcodes = _each(values, count, "opcodes")
     listed = bytes([opcodes]) * count if isinstance(opcodes, int) else opcodes
-    if unknown := listed.translate(None, _KNOWN):
-        row = listed.index(unknown[:1])
-        raise ValueRefused(f"row {row}: {unknown[0]} is no opcode", row=row, field="opcodes", value=unknown[0])
-    for pairs in _PAIRS.finditer(listed):
-        if len(pairs.group()) % 2:
-            row = pairs.end() - 1
-            raise ValueRefused(
-                f"row {row}: an update block is two rows, the new one and then the old one",
-                row=row,
-                field="opcodes",
-                value=int(Opcode.UPDATEBLOCK),
-            )
+    if wrong := wrong_opcode(listed):
+        row, why = wrong
+        raise ValueRefused(f"row {row}: {why}", row=row, field="opcodes", value=listed[row])
     return opcodes
 
 

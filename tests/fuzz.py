@@ -1,4 +1,5 @@
-"""`python -m tests.fuzz [COUNT] [SEED]`: bytes through parse, accept and decode; nothing but typed errors may come out.
+"""`python -m tests.fuzz [COUNT] [SEED]`: bytes through parse, accept and decode; nothing but typed errors may come out,
+and of rows the same by msgspec as by msgpack.
 
 A kept corpus (tests/corpus/*.bin) is mutated, and half of the mutants get the second copy of settled and the chain put
 right again, so that what is forged gets past the frame. Each one must be done with in a bounded time; a sample is
@@ -18,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,9 @@ from esp_pubsub.errors import BadBody, BadFrame
 from esp_pubsub.events import Block, View
 from esp_pubsub.failover.accept import Accept, Dropped
 from esp_pubsub.schema import Schema
-from esp_pubsub.wire.frame import BEAT, BLOCK, BODY_AT, SEALED_AT, Frame, frames, parse, seal
+from esp_pubsub.wire.frame import BEAT, BLOCK, BODY_AT, ROWS, SEALED_AT, Frame, frames, parse, seal
+from esp_pubsub.wire.rows import codec
+from tests.support import rows_by_msgpack
 
 CORPUS = Path(__file__).parent / "corpus"
 SECONDS = 1.0  # for one item; they take some microseconds
@@ -179,6 +183,8 @@ def follow(data: bytes, accepts: list[Accept], rng: random.Random, tally: Tally)
         assert sum(len(source.hold) for source in accept.sources.values()) <= len(accept.sources) * WINDOW
         assert len(accept.sources) <= accept.max_sources
     schema = SCHEMAS.get(frame.schema, ANY)
+    if frame.body_kind == ROWS:
+        compare(schema, frame)
     block = Block(frame, schema, rng.choice(VIEWS))
     read = rng.choice(READERS)
     try:
@@ -192,6 +198,17 @@ def follow(data: bytes, accepts: list[Accept], rng: random.Random, tally: Tally)
         assert len(got) == frame.count
     if read is Block.rows:
         assert all(type(row) is tuple and len(row) == len(schema.fields) for row in got)
+
+
+def compare(schema: Schema, frame: Frame) -> None:
+    """msgspec and msgpack read the same in a body, or refuse it both."""
+    found = []
+    for decode in (codec(schema).decode, partial(rows_by_msgpack.read, schema)):
+        try:
+            found.append(repr(decode(frame.body, frame.count)))
+        except ValueError:
+            found.append("refused")
+    assert found[0] == found[1], f"{found[0][:200]} by msgspec, {found[1][:200]} by msgpack"
 
 
 def run(count: int, seed: int) -> Tally:

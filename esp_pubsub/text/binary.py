@@ -15,12 +15,12 @@ from ..events import Opcode
 from ..schema import Schema
 from ..wire.frame import BLOCK, BODY_AT, LIMITS, ROWS, frames, parse, seal
 from ..wire.rows import codec
-from .values import FLAG_LETTERS, OPCODE_LETTERS, BadText, Batch, Pending
+from .values import FLAG_LETTERS, BadText, Batch, Pending
 
 LENGTH = struct.Struct("<I")
 SIZES = range(BODY_AT, BODY_AT + LIMITS.frame_bytes + 1)
 """What a length may say."""
-_OPCODES, _FLAGS = bytes(OPCODE_LETTERS), bytes(FLAG_LETTERS)
+_FLAGS = bytes(FLAG_LETTERS)
 
 
 class BinaryWriter:
@@ -87,8 +87,8 @@ class BinaryReader:
                 raise ValueError(f"its schema is another one than {self._schema}")
             *marks, rows = self._decode(frame.body, frame.count)
             opcodes, flags = (bytes([each]) * len(rows) if isinstance(each, int) else each for each in marks)
-            if opcodes.translate(None, _OPCODES) or flags.translate(None, _FLAGS):
-                raise ValueError("it holds an opcode or a flag that there is not")
+            if flags.translate(None, _FLAGS):
+                raise ValueError("it holds a flag that there is not")
         except (BadFrame, ValueError) as e:
             raise self._bad(str(e)) from None
         self._blocks += 1

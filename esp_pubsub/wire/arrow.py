@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import NotInstalled, ValueRefused
 from ..schema import FieldType, Schema
 from .frame import Buffer
-from .rows import codec, money_text, money_values
+from .rows import check_marks, codec, money_text, money_values
 
 try:
     import pyarrow as pa
@@ -176,7 +176,15 @@ def batch(schema: Schema, body: bytes | memoryview, count: int, *, marked: bool)
         raise ValueError(f"not an Arrow record batch of the schema {schema}: {e}") from None
     if found.num_rows != count:
         raise ValueError(f"the record batch has {found.num_rows} rows, the header says {count}")
+    if marked:
+        check_marks(*_marks(found), count)
     return found
+
+
+def _marks(found: pa.RecordBatch) -> tuple[bytes, bytes]:
+    if found.column(0).null_count or found.column(1).null_count:
+        raise ValueError("an opcode or flag is null")
+    return bytes(found.column(0).to_pylist()), bytes(found.column(1).to_pylist())
 
 
 def _refuse_compression(body: bytes | memoryview) -> None:
@@ -216,9 +224,7 @@ def rows(
     opcodes: int | bytes = 1
     flags: int | bytes = 0
     if marked:
-        if found.column(0).null_count or found.column(1).null_count:
-            raise ValueError("an opcode or flag is null")
-        opcodes, flags = bytes(found.column(0).to_pylist()), bytes(found.column(1).to_pylist())
+        opcodes, flags = _marks(found)
         found = found.select(found.schema.names[2:])
     columns = []
     for f, column in zip(schema.fields, found.columns, strict=True):

@@ -1,34 +1,33 @@
 """The rows body: one msgpack array `[opcodes, flags, rows]`, canonical: equal events give equal bytes everywhere.
 
-Encoding checks and converts by column where a block has many rows, because C loops over a column are ten times cheaper
-than Python loops over values, and by value where it has few. A column that is already canonical passes as it is; any
-other goes value by value through its type's `convert`, which returns the canonical value or says what is wrong with it.
-Decoding builds rows in one call and checks their shape; money alone is turned back into Decimal.
+msgspec checks and packs rows that are canonical as they are, with types that are compiled once for each schema
+(decision 13). Any others go value by value through their types' `convert`, which returns the canonical value or says
+what is wrong with it: numpy's scalars, NaN and datetimes, for example, and all that holds money or an array. Decoding
+checks types, ranges, shape and opcodes in one call; money alone is turned back into Decimal.
 """
 
 from __future__ import annotations
 
 import math
-import struct
-from collections.abc import Callable, Collection, Iterable, Sequence
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from functools import lru_cache
-from itertools import islice
-from operator import countOf
-from typing import Any, NamedTuple
+from functools import lru_cache, partial
+from typing import Annotated, Any, NamedTuple
 
-from msgpack import Packer, Unpacker, UnpackException, unpackb
+import msgspec
+from msgspec import Meta, defstruct
+from msgspec.msgpack import Decoder, Encoder
 
 from ..errors import EspError, TooLarge, ValueRefused
 from ..schema import FieldType, Schema
 from .frame import LIMITS, Limits
 
 Row = Sequence[Any]
-Column = Collection[Any]
 
-_FEW = 6  # rows below which a loop over values is cheaper than building columns
-_MANY = 4_096  # rows above which a body is unpacked row by row
 _INT32 = (-(1 << 31), (1 << 31) - 1)
 _INT64 = (-(1 << 63), (1 << 63) - 1)
 _NAN = math.nan
@@ -39,6 +38,9 @@ _MONEY_DIGITS = 96
 _MONEY_SHORT = 40  # characters of a text without an exponent that cannot be over that
 _ARRAY_ITEMS = 1 << 16
 _NO_ROWS = (str, bytes, bytearray, dict, set, frozenset)  # these iterate, but not over values in schema order
+_OPCODES = bytes(range(1, 7))
+_PAIRS = re.compile(b"\x06+")
+_AT = re.compile(r" - at `\$\[(\d)\](?:\[(\d+)\])?(?:\[(\d+)\])?.*")
 
 
 def _int(low: int, high: int) -> Callable[[Any], Any]:
@@ -154,121 +156,83 @@ def _array(convert: Callable[[Any], Any], words: str) -> Callable[[Any], Any]:
     return convert_all
 
 
-def _exact_int32(column: Column) -> bool:
-    try:
-        struct.pack(f"{len(column)}i", *column)
-    except struct.error:
-        return False
-    return countOf(map(type, column), int) == len(column)
+def _leaves_a_trace() -> bool:
+    """Whether a Decimal that is made a float brings the decimal context into an empty Context, as CPython's does.
 
-
-def _exact_int64(column: Column) -> bool:
-    return countOf(map(type, column), int) == len(column) and max(column) <= _INT64[1]  # packing finds what is too low
-
-
-def _exact_doubles(column: Column) -> bool:
-    total = sum(column) if countOf(map(type, column), float) == len(column) else _NAN
-    return bool(total == total)  # a NaN anywhere shows in the sum; so does inf - inf, and then we look closer
-
-
-def _exact_strings(column: Column) -> bool:
-    try:
-        "".join(column)
-    except TypeError:
-        return False
-    return True
-
-
-def _exact_blobs(column: Column) -> bool:
-    return countOf(map(type, column), bytes) == len(column)
-
-
-def _never(_column: Column) -> bool:
-    return False
+    msgspec takes a Decimal for a double, which would lose digits without a word. It asks `float()`, and looking for the
+    trace of that costs nothing, where looking at the type of each value would cost a sixth of the speed.
+    """
+    trace = Context()
+    trace.run(float, Decimal(1))
+    return len(trace) > 0
 
 
 class _Type(NamedTuple):
-    exact: Callable[[Column], bool]
+    """How a value of a type becomes canonical; for msgspec, what is canonical as it is, and what may be read."""
+
     convert: Callable[[Any], Any]
+    canonical: Any
+    read: Any
 
 
+def _array_of(item: Any) -> Any:
+    return Annotated[tuple[item, ...], Meta(max_length=_ARRAY_ITEMS)]
+
+
+_CONVERTED = type(None)  # only null is canonical as it is
+_ANY_INT32 = Annotated[int, Meta(ge=_INT32[0], le=_INT32[1])]
+_ANY_INT64 = Annotated[int, Meta(ge=_INT64[0], le=_INT64[1])]
+_HIGH_INT64 = Annotated[int, Meta(le=_INT64[1])]  # packing finds what is too low
+_NUMBER = Annotated[float, Meta(ge=-sys.float_info.max)] if _leaves_a_trace() else _CONVERTED  # no NaN, no -inf
 _TYPES = {
-    FieldType.INT32: _Type(_exact_int32, _int(*_INT32)),
-    FieldType.INT64: _Type(_exact_int64, _int(*_INT64)),
-    FieldType.DOUBLE: _Type(_exact_doubles, _double),
-    FieldType.STRING: _Type(_exact_strings, _string),
-    FieldType.RSTRING: _Type(_exact_strings, _string),
-    FieldType.DATE: _Type(_exact_int64, _moment(_SECOND, "seconds")),
-    FieldType.STAMP: _Type(_exact_int64, _moment(_MICROSECOND, "microseconds")),
-    FieldType.MONEY: _Type(_never, _money),
-    FieldType.BLOB: _Type(_exact_blobs, _blob),
-    FieldType.ARRAY_INT32: _Type(_never, _array(_int(*_INT32), "int32 values")),
-    FieldType.ARRAY_INT64: _Type(_never, _array(_int(*_INT64), "int64 values")),
-    FieldType.ARRAY_DOUBLE: _Type(_never, _array(_double, "numbers")),
+    FieldType.INT32: _Type(_int(*_INT32), _ANY_INT32, _ANY_INT32),
+    FieldType.INT64: _Type(_int(*_INT64), _HIGH_INT64, _ANY_INT64),
+    FieldType.DOUBLE: _Type(_double, _NUMBER, float),
+    FieldType.STRING: _Type(_string, str, str),
+    FieldType.RSTRING: _Type(_string, str, str),
+    FieldType.DATE: _Type(_moment(_SECOND, "seconds"), _HIGH_INT64, _ANY_INT64),
+    FieldType.STAMP: _Type(_moment(_MICROSECOND, "microseconds"), _HIGH_INT64, _ANY_INT64),
+    FieldType.MONEY: _Type(_money, _CONVERTED, str),
+    FieldType.BLOB: _Type(_blob, bytes, bytes),
+    FieldType.ARRAY_INT32: _Type(_array(_int(*_INT32), "int32 values"), _CONVERTED, _array_of(_ANY_INT32)),
+    FieldType.ARRAY_INT64: _Type(_array(_int(*_INT64), "int64 values"), _CONVERTED, _array_of(_ANY_INT64)),
+    FieldType.ARRAY_DOUBLE: _Type(_array(_double, "numbers"), _CONVERTED, _array_of(float)),
 }
-_INT64_TEST = f"type({{0}}) is int and {{0}} <= {_INT64[1]}"  # packing finds what is too low
-_STRING_TEST = "type({0}) is str"
-_EXACT = {
-    FieldType.INT32: f"type({{0}}) is int and {_INT32[0]} <= {{0}} <= {_INT32[1]}",
-    FieldType.INT64: _INT64_TEST,
-    FieldType.DATE: _INT64_TEST,
-    FieldType.STAMP: _INT64_TEST,
-    FieldType.DOUBLE: "type({0}) is float and {0} == {0}",
-    FieldType.STRING: _STRING_TEST,
-    FieldType.RSTRING: _STRING_TEST,
-    FieldType.BLOB: "type({0}) is bytes",
-}
-_ARRAYS = {FieldType.ARRAY_INT32, FieldType.ARRAY_INT64, FieldType.ARRAY_DOUBLE}
 
 
-def _foreign(*_: Any) -> Any:
-    raise ValueError("maps and ext types have no place in rows")
-
-
-def _exact_rows(schema: Schema) -> Callable[[Sequence[Row]], bool]:
-    """A test of a few rows: are they canonical as they are? It may say no where the answer is yes.
-
-    It is written out for the types of a schema, which takes a third of the time of loops over types and values.
-    """
-    if any(field.type not in _EXACT for field in schema.fields):
-        return lambda _rows: False
-    names = [f"v{i}" for i in range(len(schema.fields))]
-    tests = [_EXACT[field.type].format(name) for field, name in zip(schema.fields, names, strict=True)]
-    made: dict[str, Any] = {}
-    exec(  # of numbers and the texts above
-        f"""
-def exact(rows):
-    for row in rows:
-        if type(row) is not tuple or len(row) != {len(names)}:
-            return False
-        {", ".join(names)}, = row
-        if not ({" and ".join(tests)}):
-            return False
-    return True
-""",
-        made,
+def _body(types: Iterable[Any]) -> Any:
+    """The class of a body whose rows have nullable fields of these types."""
+    row: Any = tuple[tuple(kind | None for kind in types)]  # type: ignore[misc]
+    return defstruct(
+        "Body",
+        [
+            ("opcodes", Annotated[int, Meta(ge=1, le=6)] | bytes),
+            ("flags", Annotated[int, Meta(ge=0, le=255)] | bytes),
+            ("rows", list[row]),
+        ],
+        array_like=True,
+        forbid_unknown_fields=True,
     )
-    exact: Callable[[Sequence[Row]], bool] = made["exact"]
-    return exact
+
+
+_pack = Encoder().encode
 
 
 class RowCodec:
-    """Rows of one schema to bodies and back. Stateless but for a packing buffer; calls never suspend."""
+    """Rows of one schema to bodies and back. Stateless; calls never suspend."""
 
-    __slots__ = ("_converts", "_exact", "_exacts", "_few", "_longest", "_money", "_pack", "_single", "_width", "schema")
+    __slots__ = ("_canonical", "_check", "_converts", "_money", "_unpack", "_width", "schema")
 
     def __init__(self, schema: Schema) -> None:
         types = [_TYPES[field.type] for field in schema.fields]
         self.schema = schema
         self._width = len(types)
-        self._exacts = [t.exact for t in types]
         self._converts = [t.convert for t in types]
         self._money = [i for i, field in enumerate(schema.fields) if field.type is FieldType.MONEY]
-        self._longest = _ARRAY_ITEMS if _ARRAYS & {field.type for field in schema.fields} else _MANY
-        self._few = 0 if self._longest == _ARRAY_ITEMS else max(self._width, 3)
-        self._single = 0 if self._money else self._few
-        self._exact = _exact_rows(schema)
-        self._pack = Packer(autoreset=True).pack
+        self._canonical = _body(t.canonical for t in types)
+        blobs = any(field.type is FieldType.BLOB for field in schema.fields)
+        self._check = partial(msgspec.convert, builtin_types=(bytes,)) if blobs else msgspec.convert  # no base64
+        self._unpack = Decoder(_body(t.read for t in types)).decode
 
     def encode(
         self, rows: Sequence[Row], opcodes: int | bytes = 1, flags: int | bytes = 0, limits: Limits = LIMITS
@@ -277,17 +241,12 @@ class RowCodec:
         count = len(rows)
         if not 1 <= count <= limits.events:
             raise TooLarge(f"a block has 1 to {limits.events} events, not {count}", size=count, limit=limits.events)
+        trace = Context()
         try:
-            if count >= _FEW:
-                rows = self._by_column(rows)
-            elif not self._exact(rows):
-                rows = self._by_value(rows)
-            body: bytes = self._pack((opcodes, flags, rows))
-        except OverflowError:
-            self._by_value(rows)  # raises, and names the row
-            raise
-        except UnicodeEncodeError as e:
-            raise self._refused_text(rows) from e
+            checked = trace.run(self._check, (opcodes, flags, rows), self._canonical)
+            body = self._converted(rows, opcodes, flags) if trace else _pack(checked)
+        except (TypeError, ValueError, OverflowError):
+            body = self._converted(rows, opcodes, flags)
         if len(body) > limits.frame_bytes:
             raise TooLarge(
                 f"a block of {len(body)} bytes is over the limit of {limits.frame_bytes}; send fewer rows in one block",
@@ -296,25 +255,12 @@ class RowCodec:
             )
         return body
 
-    def _by_column(self, rows: Sequence[Row]) -> Sequence[Row]:
-        if countOf(map(type, rows), type(rows[0])) != len(rows) or type(rows[0]) not in (tuple, list):
-            return self._by_value(rows)
+    def _converted(self, rows: Sequence[Row], opcodes: int | bytes, flags: int | bytes) -> bytes:
+        canonical = self._by_value(rows)
         try:
-            columns: list[Column] = list(zip(*rows, strict=True))
-        except ValueError:
-            return self._by_value(rows)
-        if len(columns) != self._width:
-            return self._by_value(rows)
-        inexact = [i for i, exact in enumerate(self._exacts) if not exact(columns[i])]
-        if not inexact:
-            return rows
-        for i in inexact:
-            convert = self._converts[i]
-            try:
-                columns[i] = [convert(value) for value in columns[i]]
-            except (TypeError, ValueError):
-                return self._by_value(rows)
-        return list(zip(*columns, strict=True))
+            return _pack((opcodes, flags, canonical))
+        except UnicodeEncodeError as e:
+            raise self._refused_text(canonical) from e
 
     def _by_value(self, rows: Sequence[Row]) -> list[list[Any]]:
         canonical: list[list[Any]] = []
@@ -355,83 +301,69 @@ class RowCodec:
         return ValueRefused("a text with a lone surrogate", row=0, field="", value=None)
 
     def decode(self, body: bytes | memoryview, count: int) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
-        """Opcodes, flags and rows as tuples. Raises ValueError, whatever the bytes; memory stays in proportion.
-
-        The number of rows and their widths are checked, the types of values are not: who made the chain made them.
-        """
+        """Opcodes, flags and rows as tuples. Raises ValueError, whatever the bytes; memory stays in proportion."""
         try:
-            if count == 1 and self._single:
-                opcodes, flags, (row,) = unpackb(
-                    body, use_list=False, max_array_len=self._single, max_map_len=0,
-                    max_ext_len=0, object_hook=_foreign, ext_hook=_foreign,
-                )  # fmt: skip
-                if type(row) is tuple and len(row) == self._width and type(opcodes) is int and type(flags) is int:
-                    return opcodes, flags, [row]
-            if count > _MANY:
-                opcodes, flags, rows = self._unpack_many(body, count)
-            else:
-                longest = self._few if self._few and count < 4 else min(self._longest, len(body))
-                opcodes, flags, rows = unpackb(
-                    body, use_list=False, max_array_len=longest, max_map_len=0,
-                    max_ext_len=0, object_hook=_foreign, ext_hook=_foreign,
-                )  # fmt: skip
-            if len(rows) != count or type(rows[0]) is not tuple or type(rows) is not tuple:
-                raise ValueError(f"it does not hold {count} rows")
-            if len(rows[0]) != self._width or (count > 1 and not self._all_wide(rows)):
-                raise ValueError(f"not all of its rows have {self._width} fields")
-        except (UnpackException, ValueError, TypeError, IndexError) as e:
-            raise ValueError(f"not a rows body: {e or type(e).__name__}") from None
-        if type(opcodes) is not int or type(flags) is not int:
-            _check_marks(opcodes, flags, count)
-        return opcodes, flags, self._with_money(rows) if self._money else list(rows)
+            found = self._unpack(body)
+        except ValueError as e:
+            raise ValueError(f"not a rows body: {self._placed(str(e))}") from None
+        rows: list[tuple[Any, ...]] = found.rows
+        if len(rows) != count:
+            raise ValueError(f"not a rows body: {len(rows)} rows, the header says {count}")
+        opcodes, flags = found.opcodes, found.flags
+        if opcodes != 1 or type(flags) is not int:
+            check_marks(opcodes, flags, count)
+        return opcodes, flags, self._with_money(rows) if self._money else rows
 
-    def _all_wide(self, rows: tuple[Any, ...]) -> bool:
-        """Whether each is a tuple of as many values as there are fields."""
-        count = len(rows)
-        return countOf(map(type, rows), tuple) == count and countOf(map(len, rows), self._width) == count
+    def _placed(self, text: str) -> str:
+        """What msgspec says, with words in the place of its path."""
+        if (at := _AT.search(text)) is None:
+            return text
+        part, row, column = at.groups()
+        where = ("opcodes", "flags", "rows")[int(part)] if row is None else f"row {row}"
+        if column is not None:
+            field = self.schema.fields[int(column)]
+            where += f", field {field.name!r} ({field.type})"
+        return f"{where}: {text[: at.start()]}"
 
-    def _unpack_many(self, body: bytes | memoryview, count: int) -> tuple[Any, Any, tuple[Any, ...]]:
-        """Row by row: a forged length inside one row cannot claim memory for a million."""
-        if len(body) < count * (self._width + 1):
-            raise ValueError(f"{len(body)} bytes cannot hold {count} rows of {self._width} fields")
-        longest = self._width if self._longest == _MANY else self._longest
-        unpacker = Unpacker(
-            use_list=False, max_buffer_size=len(body), max_array_len=min(longest, len(body)), max_map_len=0,
-            max_ext_len=0, object_hook=_foreign, ext_hook=_foreign,
-        )  # fmt: skip
-        unpacker.feed(body)
-        if unpacker.read_array_header() != 3:
-            raise ValueError("no array of three")
-        opcodes, flags = unpacker.unpack(), unpacker.unpack()
-        if unpacker.read_array_header() != count:
-            raise ValueError("another number of rows than the header says")
-        rows = tuple(islice(unpacker, count))
-        if unpacker.tell() != len(body):
-            raise ValueError("bytes behind the last row")
-        return opcodes, flags, rows
-
-    def _with_money(self, rows: tuple[tuple[Any, ...], ...]) -> list[tuple[Any, ...]]:
+    def _with_money(self, rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         columns: list[Any] = list(zip(*rows, strict=True))
         for i in self._money if rows else ():
             columns[i] = money_values(columns[i])
         return list(zip(*columns, strict=True))
 
 
-def _check_marks(opcodes: Any, flags: Any, count: int) -> None:
+def wrong_opcode(opcodes: bytes) -> tuple[int, str] | None:
+    """The first row whose opcode cannot be, and why: it is unknown, or half of an update block."""
+    if unknown := opcodes.translate(None, _OPCODES):
+        return opcodes.index(unknown[:1]), f"{unknown[0]} is no opcode"
+    for pairs in _PAIRS.finditer(opcodes):
+        if len(pairs.group()) % 2:
+            return pairs.end() - 1, "an update block is two rows, the new one and then the old one"
+    return None
+
+
+def check_marks(opcodes: int | bytes, flags: int | bytes, count: int) -> None:
+    """ValueError where opcodes or flags that were read are not those of so many events."""
     for marks in (opcodes, flags):
-        if type(marks) is not int and (type(marks) is not bytes or len(marks) != count):
-            raise ValueError("not a rows body: opcodes and flags are each one integer or one byte an event")
+        if not isinstance(marks, int) and len(marks) != count:
+            raise ValueError(f"{len(marks)} opcodes or flags for {count} rows")
+    if wrong := wrong_opcode(opcodes if isinstance(opcodes, bytes) else bytes([opcodes]) * count):
+        raise ValueError(f"row {wrong[0]}: {wrong[1]}")
 
 
 def money_values(texts: Iterable[Any]) -> list[Decimal | None]:
-    """Texts from the wire as decimals. ValueError for one that is no finite decimal."""
+    """Texts from the wire as decimals. ValueError for one that is none, or that no publisher could have sent."""
     try:
-        values = [None if text is None else Decimal(text) for text in texts]
+        return [None if text is None else _amount(text) for text in texts]
     except (InvalidOperation, TypeError):
         raise ValueError("a money field holds something else than decimal text") from None
-    if not all(value is None or value.is_finite() for value in values):
-        raise ValueError("a money field holds a value that is not finite")
-    return values
+
+
+def _amount(text: str) -> Decimal:
+    value = Decimal(text)
+    if len(text) > _MONEY_SHORT or "E" in text or "e" in text or not value.is_finite():
+        money_text(value)
+    return value
 
 
 def _shown(value: Any) -> str:

@@ -73,7 +73,7 @@ def test_one_import_name_is_added(installed: Callable[[str], str]) -> None:
         installed("import json, importlib.metadata as m; print(json.dumps(dict(m.packages_distributions())))")
     )
     assert [name for name, owners in names.items() if "esp-pubsub" in owners] == ["esp_pubsub"]
-    assert {owner for owners in names.values() for owner in owners} == {"esp-pubsub", "lmdb", "msgpack"}
+    assert {owner for owners in names.values() for owner in owners} == {"esp-pubsub", "lmdb", "msgpack", "msgspec"}
 
 
 def test_the_embedded_driver_needs_no_extra(installed: Callable[[str], str]) -> None:

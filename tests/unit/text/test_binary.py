@@ -55,10 +55,22 @@ def test_of_an_update_block_the_new_row_counts() -> None:
         (lambda good, _: good + b"\0\0\0\0", "block 3: it has no length"),
         (lambda good, other: good + other, "block 3: its schema is another one"),
         (lambda good, _: good + LENGTH.pack(len(BEATING)) + BEATING, "block 3: it holds no rows"),
-        (lambda good, _: good + BinaryWriter(TRADE).write([(1, "a")], 77), "block 3: it holds an opcode or a flag"),
+        (lambda good, _: good + BinaryWriter(TRADE).write([(1, "a")], 77), "block 3: not a rows body: opcodes"),
+        (lambda good, _: good + BinaryWriter(TRADE).write([(1, "a")], 1, 8), "block 3: it holds a flag that"),
         (lambda good, _: good + BinaryWriter(TRADE).write([(1, "a")], 1, 300), "block 3: "),
     ],
-    ids=["cut", "cut behind a length", "changed", "text", "nothing", "another schema", "no block", "opcode", "flag"],
+    ids=[
+        "cut",
+        "cut behind a length",
+        "changed",
+        "text",
+        "nothing",
+        "another schema",
+        "no block",
+        "opcode",
+        "flag",
+        "great flag",
+    ],
 )
 def test_what_is_no_block_ends_it_when_all_before_was_given_out(change: Any, why: str) -> None:
     good = BinaryWriter(TRADE).write([(1, "a")]) * 2

@@ -24,7 +24,7 @@ PAIR = Schema("k*:int64,v:string")
 MONEY = Schema("k*:int64,m:money")
 FULL = (1, -(1 << 63), -0.5, "s", "é", -1, 1_765_432_100_123_457, Decimal("-12.5"), b"\0\xff", (1, 2), (), (0.5,))
 ROWS: list[tuple[Any, ...]] = [FULL, (None,) * 12, FULL]
-MARKS = [(1, 0), (2, 0), (1, 1), (b"\1\3\6", 0), (b"\1\1\2", b"\0\2\3")]
+MARKS = [(1, 0), (2, 0), (1, 1), (b"\3\6\6", 0), (b"\1\1\2", b"\0\2\3")]
 
 
 def each(marks: int | bytes, count: int) -> list[int]:
