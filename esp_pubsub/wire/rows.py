@@ -200,28 +200,35 @@ _TYPES = {
 }
 
 
-def _body(types: Iterable[Any]) -> Any:
-    """The class of a body whose rows have nullable fields of these types."""
-    row: Any = tuple[tuple(kind | None for kind in types)]  # type: ignore[misc]
-    return defstruct(
-        "Body",
-        [
-            ("opcodes", Annotated[int, Meta(ge=1, le=6)] | bytes),
-            ("flags", Annotated[int, Meta(ge=0, le=255)] | bytes),
-            ("rows", list[row]),
-        ],
-        array_like=True,
-        forbid_unknown_fields=True,
-    )
+def _row(types: Iterable[Any]) -> Any:
+    return tuple[tuple(kind | None for kind in types)]  # type: ignore[misc]
 
 
+def _body(row: Any) -> Any:
+    """The class of a body with rows of this type. Only inside a class is a type compiled once for all calls."""
+    opcodes, flags = Annotated[int, Meta(ge=1, le=6)] | bytes, Annotated[int, Meta(ge=0, le=255)] | bytes
+    fields = [("opcodes", opcodes), ("flags", flags), ("rows", list[row])]
+    return defstruct("Body", fields, array_like=True, forbid_unknown_fields=True)
+
+
+_ONE_INSERT = b"\x93\x01\x00\x91"  # what a body of one row with opcode 1 and flags 0 begins with
 _pack = Encoder().encode
 
 
 class RowCodec:
     """Rows of one schema to bodies and back. Stateless; calls never suspend."""
 
-    __slots__ = ("_canonical", "_check", "_converts", "_money", "_unpack", "_width", "schema")
+    __slots__ = (
+        "_canonical",
+        "_canonical_one",
+        "_check",
+        "_converts",
+        "_money",
+        "_unpack",
+        "_unpack_row",
+        "_width",
+        "schema",
+    )
 
     def __init__(self, schema: Schema) -> None:
         types = [_TYPES[field.type] for field in schema.fields]
@@ -229,10 +236,12 @@ class RowCodec:
         self._width = len(types)
         self._converts = [t.convert for t in types]
         self._money = [i for i, field in enumerate(schema.fields) if field.type is FieldType.MONEY]
-        self._canonical = _body(t.canonical for t in types)
+        canonical, read = _row(t.canonical for t in types), _row(t.read for t in types)
+        self._canonical = _body(canonical)
+        self._canonical_one = defstruct("One", [("row", canonical)], array_like=True)
+        self._unpack, self._unpack_row = Decoder(_body(read)).decode, Decoder(read).decode
         blobs = any(field.type is FieldType.BLOB for field in schema.fields)
         self._check = partial(msgspec.convert, builtin_types=(bytes,)) if blobs else msgspec.convert  # no base64
-        self._unpack = Decoder(_body(t.read for t in types)).decode
 
     def encode(
         self, rows: Sequence[Row], opcodes: int | bytes = 1, flags: int | bytes = 0, limits: Limits = LIMITS
@@ -243,7 +252,10 @@ class RowCodec:
             raise TooLarge(f"a block has 1 to {limits.events} events, not {count}", size=count, limit=limits.events)
         trace = Context()
         try:
-            checked = trace.run(self._check, (opcodes, flags, rows), self._canonical)
+            if count == 1:
+                checked = opcodes, flags, trace.run(self._check, rows, self._canonical_one)
+            else:
+                checked = trace.run(self._check, (opcodes, flags, rows), self._canonical)
             body = self._converted(rows, opcodes, flags) if trace else _pack(checked)
         except (TypeError, ValueError, OverflowError):
             body = self._converted(rows, opcodes, flags)
@@ -303,19 +315,24 @@ class RowCodec:
     def decode(self, body: bytes | memoryview, count: int) -> tuple[int | bytes, int | bytes, list[tuple[Any, ...]]]:
         """Opcodes, flags and rows as tuples. Raises ValueError, whatever the bytes; memory stays in proportion."""
         try:
+            if count == 1 and body[:4] == _ONE_INSERT and not self._money:
+                return 1, 0, [self._unpack_row(body[4:])]
             found = self._unpack(body)
-        except ValueError as e:
-            raise ValueError(f"not a rows body: {self._placed(str(e))}") from None
-        rows: list[tuple[Any, ...]] = found.rows
+        except ValueError:
+            raise ValueError(f"not a rows body: {self._why(body)}") from None
+        opcodes, flags, rows = found.opcodes, found.flags, found.rows
         if len(rows) != count:
             raise ValueError(f"not a rows body: {len(rows)} rows, the header says {count}")
-        opcodes, flags = found.opcodes, found.flags
         if opcodes != 1 or type(flags) is not int:
             check_marks(opcodes, flags, count)
         return opcodes, flags, self._with_money(rows) if self._money else rows
 
-    def _placed(self, text: str) -> str:
-        """What msgspec says, with words in the place of its path."""
+    def _why(self, body: bytes | memoryview) -> str:
+        """What msgspec says is wrong with it, with words in the place of its path."""
+        try:
+            self._unpack(body)
+        except ValueError as e:
+            text = str(e)
         if (at := _AT.search(text)) is None:
             return text
         part, row, column = at.groups()
