@@ -259,7 +259,8 @@ class Subscriber:
                 await self._find_schema(self._incoming)
             messages, self._incoming = self._incoming, ()
             self._take(messages)
-            self._start = feed.place or self._start
+            if self._replay:
+                self._start = feed.place or self._start
             if anew:
                 self._resume(feed)  # what is stored, if anything, is of what follows
             if self._unstored and not self._ready and self._ledger is not None:
