@@ -449,6 +449,10 @@ class Client:
                 opened.tell_left_open()
         warnings.warn(f"unclosed client of {type(self.bus).__name__}", ResourceWarning, source=self, stacklevel=2)
 
+    def leave_open(self) -> None:
+        """Its bus is left to the end of the process on purpose: no warning of it, but of its publishers."""
+        self._left_open = False
+
     def __del__(self) -> None:
         self.tell_left_open()
 

@@ -76,6 +76,11 @@ class Library:
                 self._client = await lib.init()
             return self._client
 
+    def leave_bus(self) -> None:
+        """To the end of the process: nobody may start threads any more."""
+        if self._client is not None:
+            self._client.leave_open()
+
     def tell(self, callback: Callable[[], None]) -> None:
         """Run an error callback soon; nobody waits for it."""
         try:

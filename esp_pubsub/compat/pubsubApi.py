@@ -95,9 +95,10 @@ def _the_library() -> Library:
 @atexit.register
 def _stop_at_exit() -> None:
     """A script that ends without Stop or Shutdown loses nothing of what it injected."""
-    if _library is not None:  # the bus itself is left to the end of the process: nobody may start threads any more
+    if _library is not None:
         for error in _library.stop_all(drain=False):
             log.error("at the end of the program: %s", error)
+        _library.leave_bus()
 
 
 @fails_with(0)
