@@ -78,7 +78,7 @@ def compare_rows(report: Report) -> None:
         EVENTS,
     )
     report.figures(samples, "events/s")
-    report.ratio(samples, "rows to frame", "msgpack packb", 0.4)
+    report.ratio(samples, "rows to frame", "msgpack packb", 1.2)
     report.ratio(samples, "frame to rows", "msgpack unpackb", 0.85)
     report.ratio(samples, "frame to rows", "msgpack unpackb use_list=False", None)
     report.ratio(samples, "frame to Block.rows()", "msgpack unpackb", None)
@@ -119,7 +119,7 @@ def compare_arrow(report: Report) -> None:
     report.ratio(samples, "body to record batch", "pyarrow read_record_batch", 0.5)
     report.ratio(samples, "record batch to frame", "pyarrow serialize", 0.5)
     report.ratio(samples, "frame to table", "pyarrow read_record_batch", 0.5)
-    report.ratio(samples, "frame to table", "pyarrow read_record_batch, validate", None)
+    report.ratio(samples, "frame to table", "pyarrow read_record_batch, validate", 0.7)
 
 
 def compare_single(report: Report) -> None:
@@ -150,8 +150,8 @@ def compare_single(report: Report) -> None:
         EVENTS,
     )
     report.figures(samples, "blocks/s")
-    report.ratio(samples, "single events to frames", "msgpack packb of each row", 0.15)
-    report.ratio(samples, "frames to single events", "msgpack unpackb of each row", 0.15)
+    report.ratio(samples, "single events to frames", "msgpack packb of each row", 0.35)
+    report.ratio(samples, "frames to single events", "msgpack unpackb of each row", 0.25)
     report.ratio(samples, "frames to single Block.rows()", "msgpack unpackb of each row", None)
 
 
