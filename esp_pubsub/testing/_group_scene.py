@@ -17,6 +17,7 @@ class Desk(NamedTuple):
 
     `kept` are messages not stored as done, each with its position, which a queue gives when it is read. `next` is the
     position that a log's feed reads next. `half` is a position whose state was stored, and which is not stored itself.
+    What was sent before the group came are blocks below `bound`.
     """
 
     readers: tuple[int, ...]
@@ -27,23 +28,41 @@ class Desk(NamedTuple):
     state: bytes | None = None
     half: int | None = None
     committed: int = 0
+    bound: int = 0
 
 
 @dataclass(eq=False)
 class GroupScene(Scene):
-    """A world whose subscriber is a group: its reader dies, loses its feed, or gives way to another reader."""
+    """A world whose subscriber is a group: its reader dies, loses its feed, or gives way to another reader. One that
+    comes late has stored what it confirmed of another source.
+    """
 
     in_group: int = 1
     state_first: ClassVar[bool] = True
 
     def start(self) -> State:
         """See `World.start`."""
-        readers = (self.grouped(),) * self.in_group
-        return super().start()._replace(places=(Desk(readers),))  # type: ignore[arg-type]
+        state = super().start()
+        return state if self.late else self.bind(state)
 
-    def grouped(self) -> int:
+    def bind(self, state: State) -> State:
+        """See `Scene.bind`."""
+        bound = state.sent + 1 if self.late else 0
+        readers = (self.grouped(bound),) * self.in_group
+        desk = Desk(readers, state=judges.other_state() if self.late else None, bound=bound)
+        return state._replace(places=(desk,))  # type: ignore[arg-type]
+
+    def grouped(self, bound: int) -> int:
         """A reader of the group that starts."""
-        return self.works.keep(Grouped(suffix_only=self.suffix_only, window=self.window, replay=not self.queues))
+        return self.works.keep(
+            Grouped(
+                suffix_only=self.suffix_only,
+                from_start=not self.late,
+                window=self.window,
+                bound=bound,
+                replay=not self.queues,
+            )
+        )
 
     def reach(self, state: State, number: int, code: Code) -> State:
         """See `Scene.reach`: it stays until it is done."""
@@ -135,7 +154,7 @@ class GroupScene(Scene):
         else:  # a log's feed begins behind what is stored
             desk = desk._replace(next=next((at for at, _ in desk.kept if at is not None), desk.positions))
         if new:
-            desk = _by(desk, who, self.grouped())
+            desk = _by(desk, who, self.grouped(desk.bound))
         resume = partial(self.works.change, desk.readers[who], judges.resume, desk.state, desk.committed)
         return with_place(
             with_a_life_less(state), 0, _by(desk._replace(holder=who, half=None), who, resume(self.queues))
@@ -143,8 +162,10 @@ class GroupScene(Scene):
 
     def done(self, state: State) -> bool:
         """See `World.done`."""
+        if not state.places:
+            return False
         desk: Any = state.places[0]
-        return bool(desk.committed >= self.blocks and desk.half is None)
+        return bool(max(desk.committed, desk.bound - 1) >= self.blocks and desk.half is None)
 
     def show_place(self, place: Any) -> str:
         """See `Scene.show_place`."""

@@ -246,8 +246,8 @@ class Grouped(Reader):
     last one that was, `unstored` says that there is something to store; `released` is what a queue lets go of.
     """
 
-    def __init__(self, *, suffix_only: bool, window: int, replay: bool) -> None:
-        super().__init__(suffix_only=suffix_only, from_start=True, window=window)
+    def __init__(self, *, suffix_only: bool, from_start: bool, window: int, bound: int, replay: bool) -> None:
+        super().__init__(suffix_only=suffix_only, from_start=from_start, window=window, bound=bound)
         self.replay = replay
         self.read_to: int | None = None
         self.ledger = Ledger()
@@ -279,6 +279,14 @@ def _follow(reader: Grouped, outcomes: Iterable[Outcome]) -> None:
             reader.released += (outcome.frame.position,)
 
 
+@cache
+def other_state() -> bytes:
+    """What a group has stored that confirmed a block of another source, and that did not begin at the start."""
+    ledger = Ledger()
+    ledger.known[SOURCE + 1] = (0, 1, None)
+    return ledger.state(from_start=False)
+
+
 def released(reader: Grouped) -> tuple[int, ...]:
     """What its last read lets go of."""
     return reader.released
@@ -305,7 +313,9 @@ def to_store(reader: Grouped) -> ToStore:
     """What may be stored now."""
     ledger = reader.ledger
     known = ledger.known[SOURCE][1] if SOURCE in ledger.known else 0
-    return ToStore(reader.unstored, ledger.done, ledger.state(from_start=True), known, reader.confirmed)
+    return ToStore(
+        reader.unstored, ledger.done, ledger.state(from_start=reader.accept.from_start), known, reader.confirmed
+    )
 
 
 def stored(reader: Grouped) -> None:
@@ -324,7 +334,7 @@ def resume(reader: Grouped, state: bytes | None, committed: int, redelivered: bo
         reader.accept.from_start, known = parse_state(state)
         reader.ledger.known = furthest(reader.ledger.known, known)
         outcomes = reader.accept.resume(known)
-    if reader.next is None or committed + 1 > reader.next:
+    if committed and (reader.next is None or committed + 1 > reader.next):
         reader.next, reader.chain = committed + 1, None
     reader.confirmed = max(reader.confirmed, committed)
     _follow(reader, outcomes)

@@ -21,7 +21,7 @@ from esp_pubsub.failover.accept import Accept, Outcome, Source
 from esp_pubsub.failover.chains import chains_of
 from esp_pubsub.failover.control import Beat, Claim
 from esp_pubsub.failover.group import Group
-from esp_pubsub.failover.ledger import Ledger
+from esp_pubsub.failover.ledger import Known, Ledger
 from esp_pubsub.failover.log_election import LogElection
 from esp_pubsub.failover.member import Event, Member
 from esp_pubsub.failover.outbox import Outbox
@@ -278,6 +278,18 @@ def what_was_read_before_is_taken_again(patch: pytest.MonkeyPatch) -> None:
 @in_model("group, queue, three lives")
 def what_is_held_survives_the_feed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Accept, "redelivery", lambda self: None)
+
+
+@in_model("group, queue, late")
+def who_goes_on_from_a_state_joins_no_more(patch: pytest.MonkeyPatch) -> None:
+    resume = Accept.resume
+
+    def hasty(self: Accept, positions: Known) -> Any:
+        for source in self.sources.values():
+            source.joining = False
+        return resume(self, positions)
+
+    patch.setattr(Accept, "resume", hasty)
 
 
 # sender, group, election, subscriber: in the simulation
