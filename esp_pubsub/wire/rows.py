@@ -1,8 +1,8 @@
 """The rows body: one msgpack array `[opcodes, flags, rows]`, canonical: equal events give equal bytes everywhere.
 
 msgspec checks and packs rows that are canonical as they are, with types that are compiled once for each schema
-(decision 13). Any others go value by value through their types' `convert`, which returns the canonical value or says
-what is wrong with it: numpy's scalars, NaN and datetimes, for example, and all that holds money or an array. Decoding
+(decision 13). Columns that are not go value by value through their type's `convert`, which returns the canonical value
+or says what is wrong with it: numpy's scalars, NaN and datetimes, for example, and all money and arrays. Decoding
 checks types, ranges, shape and opcodes in one call; money alone is turned back into Decimal.
 """
 
@@ -12,10 +12,12 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from contextvars import Context
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache, partial
+from itertools import starmap
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -37,6 +39,7 @@ _MICROSECOND = timedelta(microseconds=1)
 _MONEY_DIGITS = 96
 _MONEY_SHORT = 40  # characters of a text without an exponent that cannot be over that
 _ARRAY_ITEMS = 1 << 16
+_FEW = 6  # rows below which columns are not worth their making
 _NO_ROWS = (str, bytes, bytearray, dict, set, frozenset)  # these iterate, but not over values in schema order
 _OPCODES = bytes(range(1, 7))
 _PAIRS = re.compile(b"\x06+")
@@ -200,6 +203,12 @@ _TYPES = {
 }
 
 
+_COLUMNS = {
+    kind: defstruct("Column", [("values", list[each.canonical | None])], array_like=True)  # type: ignore[name-defined]
+    for kind, each in _TYPES.items()
+}
+
+
 def _row(types: Iterable[Any]) -> Any:
     return tuple[tuple(kind | None for kind in types)]  # type: ignore[misc]
 
@@ -211,6 +220,7 @@ def _body(row: Any) -> Any:
     return defstruct("Body", fields, array_like=True, forbid_unknown_fields=True)
 
 
+_NOT_CANONICAL = (TypeError, ValueError, OverflowError)
 _ONE_INSERT = b"\x93\x01\x00\x91"  # what a body of one row with opcode 1 and flags 0 begins with
 _pack = Encoder().encode
 
@@ -223,6 +233,7 @@ class RowCodec:
         "_canonical_one",
         "_check",
         "_converts",
+        "_kinds",
         "_money",
         "_unpack",
         "_unpack_row",
@@ -231,16 +242,17 @@ class RowCodec:
     )
 
     def __init__(self, schema: Schema) -> None:
-        types = [_TYPES[field.type] for field in schema.fields]
+        self._kinds = [field.type for field in schema.fields]
+        types = [_TYPES[kind] for kind in self._kinds]
         self.schema = schema
         self._width = len(types)
         self._converts = [t.convert for t in types]
-        self._money = [i for i, field in enumerate(schema.fields) if field.type is FieldType.MONEY]
+        self._money = [i for i, kind in enumerate(self._kinds) if kind is FieldType.MONEY]
         canonical, read = _row(t.canonical for t in types), _row(t.read for t in types)
         self._canonical = _body(canonical)
         self._canonical_one = defstruct("One", [("row", canonical)], array_like=True)
         self._unpack, self._unpack_row = Decoder(_body(read)).decode, Decoder(read).decode
-        blobs = any(field.type is FieldType.BLOB for field in schema.fields)
+        blobs = FieldType.BLOB in self._kinds
         self._check = partial(msgspec.convert, builtin_types=(bytes,)) if blobs else msgspec.convert  # no base64
 
     def encode(
@@ -257,7 +269,7 @@ class RowCodec:
             else:
                 checked = trace.run(self._check, (opcodes, flags, rows), self._canonical)
             body = self._converted(rows, opcodes, flags) if trace else _pack(checked)
-        except (TypeError, ValueError, OverflowError):
+        except _NOT_CANONICAL:
             body = self._converted(rows, opcodes, flags)
         if len(body) > limits.frame_bytes:
             raise TooLarge(
@@ -268,11 +280,31 @@ class RowCodec:
         return body
 
     def _converted(self, rows: Sequence[Row], opcodes: int | bytes, flags: int | bytes) -> bytes:
+        """The body of rows that are not all canonical as they are."""
+        if len(rows) >= _FEW:
+            with suppress(*_NOT_CANONICAL):  # which row is wrong shows value by value
+                return _pack((opcodes, flags, self._by_column(rows)))
         canonical = self._by_value(rows)
         try:
             return _pack((opcodes, flags, canonical))
         except UnicodeEncodeError as e:
             raise self._refused_text(canonical) from e
+
+    def _by_column(self, rows: Sequence[Row]) -> list[Row]:
+        if not {*map(type, rows)} <= {tuple, list}:
+            raise TypeError("rows that are no tuples or lists")
+        columns = zip(*rows, strict=True)
+        return list(zip(*starmap(self._column, zip(columns, self._kinds, strict=True)), strict=True))
+
+    def _column(self, values: tuple[Any, ...], kind: FieldType) -> Sequence[Any]:
+        """As it is if msgspec finds it canonical, else converted value by value."""
+        trace = Context()
+        with suppress(TypeError, ValueError):
+            checked = trace.run(self._check, (values,), _COLUMNS[kind])
+            if not trace:
+                return checked.values  # type: ignore[no-any-return]
+        convert = _TYPES[kind].convert
+        return [convert(value) for value in values]
 
     def _by_value(self, rows: Sequence[Row]) -> list[list[Any]]:
         canonical: list[list[Any]] = []
