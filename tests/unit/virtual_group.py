@@ -26,6 +26,7 @@ class World:
         self.loop = loop
         self.broker = Broker(loop, "log", deaths=False)
         self._stack = stack
+        self._members: list[Publisher] = []  # each is closed by its client, also one that its scene forgets
 
     async def client(self, name: str) -> Client:
         client = Client(SimBus(self.broker, name), lambda notice: None)
@@ -36,7 +37,9 @@ class World:
     async def member(self, name: str, close_timeout: float = 1.0, run: int = 0) -> Publisher:
         client = await self.client(name)
         options = PublisherOptions(stall=STALL, close_timeout=close_timeout)
-        return await client.publisher(URL, SYMBOLS, failover=esp.Failover("g", run=run), options=options)
+        publisher = await client.publisher(URL, SYMBOLS, failover=esp.Failover("g", run=run), options=options)
+        self._members.append(publisher)
+        return publisher
 
     async def _close(self, client: Client) -> None:
         with contextlib.suppress(esp.EspError):  # of what a scene leaves behind
