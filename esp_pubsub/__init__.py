@@ -29,7 +29,8 @@ from .errors import (
     WrongOrder,
 )
 from .events import Block, Event, EventFlag, Opcode
-from .failover.group import Failover, RoleChange
+from .failover.membership import RoleChange
+from .failover.options import Failover
 from .lib import init, set_pubsub_lib, shutdown
 from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats, Resume
 from .schema import Field, FieldType, Key, Schema

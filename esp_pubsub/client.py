@@ -19,10 +19,15 @@ import msgpack
 from .address import Address, Side, other_side
 from .bus import Bus, Catalog, Election, Elections, Requests, Start
 from .config import load_options
+from .encode import Encoder, arrow_body
 from .errors import Closed, ConfigError, EspError, NotOffered, SchemaDiffers, SchemaError, Stale, WrongOrder
-from .failover.group import Failover
+from .failover.join import Elect
+from .failover.line import Line
+from .failover.options import Failover
+from .failover.outbox import Outbox
+from .failover.words import Setup
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
-from .publisher import Publisher, PublisherOptions, Resume, source_number
+from .publisher import Publisher, PublisherOptions, Resume, Window, sequence_name, source_number
 from .registry import driver, election
 from .schema import Schema
 from .subscriber import (
@@ -35,6 +40,7 @@ from .subscriber import (
     read_runs,
     read_schema,
 )
+from .writer import BlockWriter
 
 if TYPE_CHECKING:
     from .telemetry import Telemetry
@@ -194,21 +200,14 @@ class Client:
                 elect = await self._election(kind, address.control(failover.group))
             async with self._claiming:
                 await self._claim_schema(topic, schema)
-            publisher = Publisher(
-                self._home,
-                self.bus,
-                address,
-                topic,
-                schema,
-                options or PublisherOptions(),
-                self._notifier(on_notice, topic),
-                replace(failover, election=kind) if failover is not None else None,
-                elect,
-                resume,
-            )
+            publisher = self._publisher(
+                Window(address, topic), schema, options or PublisherOptions(), self._notifier(on_notice, topic),
+                replace(failover, election=kind) if failover is not None else None, elect, resume,
+            )  # fmt: skip
             if failover is not None:
                 await self._claim_run(topic, publisher.source, failover.run)
-            await publisher.look_back()
+            if resume is not None:
+                await publisher.look_back(resume)
             self._check()
             if resume is not None and any(_resumes(opened, publisher.source) for opened in self._open):
                 raise WrongOrder(
@@ -221,6 +220,27 @@ class Client:
             return publisher
 
         return Opening(opened)
+
+    def _publisher(
+        self, window: Window, schema: Schema, options: PublisherOptions, notify: Callable[[Notice], None],
+        failover: Failover | None, elect: Elect | None, resume: Resume | None,
+    ) -> Publisher:  # fmt: skip
+        source = source_number(f"{window.topic}/{sequence_name(failover, resume)}")
+        run = failover.run if failover else 0
+        capabilities = self.bus.capabilities
+        outbox = Outbox(failover.buffer if failover else options.buffer_blocks, options.buffer_bytes)
+        if resume is not None:
+            outbox.begin_after(resume.last, resume.chain)
+        encoder = Encoder(schema, options.body, options.limits, rebuild=failover is not None)
+        writer = BlockWriter(schema, encoder, outbox, source, run, capabilities.max_message_bytes)
+        publisher = Publisher(self._home, window, self.bus, writer, options, notify)
+        if failover is not None:
+            line = Line(source, run, outbox, suffix_only=capabilities.suffix_only, buffer=failover.buffer)
+            body = "rows" if options.body == "rows" else arrow_body()
+            election = (failover.election or "log").partition("://")[0]
+            setup = Setup((window.topic,), (schema.text,), body, election)
+            publisher.join(failover, window.address.control(failover.group), setup, line, elect)
+        return publisher
 
     async def _election(self, kind: str, control: str) -> Callable[[str, str], Election] | None:
         """What makes the election of a group from its line and a member's name; None: the group's own, the log's."""

@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .address import Address
-from .bus import Bus, Election
-from .encode import Encoder, arrow_body
+from .bus import Bus
 from .errors import (
     BusError,
     BusUnavailable,
@@ -26,19 +25,20 @@ from .errors import (
     EspError,
     InputDiffers,
     Overrun,
-    TooLarge,
     WrongOrder,
 )
 from .events import Opcode
-from .failover.control import Setup
-from .failover.group import Failover, Group, RoleChange
-from .failover.member import Member, Role
-from .failover.outbox import Outbox
+from .failover.group import Group
+from .failover.join import Elect, join
+from .failover.line import Line
+from .failover.membership import Role, RoleChange
+from .failover.options import Failover
+from .failover.words import Setup
 from .notices import Failure, Notice, Reconnected
 from .read_back import ReadBack
-from .schema import Schema
 from .sender import Sender
-from .wire.frame import BLOCK, BODY_AT, LIMITS, TRANSACTIONAL, Limits, seal
+from .wire.frame import BODY_AT, LIMITS, Limits
+from .writer import BlockWriter
 
 if TYPE_CHECKING:
     from .client import Home
@@ -133,6 +133,13 @@ class Resume:
                 raise ConfigError(f"{name} is a number from 0 to 2**{bits} - 1, not {number!r}")
 
 
+class Window(NamedTuple):
+    """Where a publisher publishes."""
+
+    address: Address
+    topic: str
+
+
 class Delivery:
     """What became of one block. Awaited: `acked`, or `covered` if another member of the failover group sent it.
 
@@ -161,53 +168,41 @@ class Publisher:
     _left_open = False  # it was started, and neither closed nor told of as left open
 
     def __init__(
-        self,
-        home: Home,
-        bus: Bus,
-        address: Address,
-        topic: str,
-        schema: Schema,
-        options: PublisherOptions,
+        self, home: Home, window: Window, bus: Bus, writer: BlockWriter, options: PublisherOptions,
         notify: Callable[[Notice], None],
-        failover: Failover | None = None,
-        elect: Callable[[str, str], Election] | None = None,
-        resume: Resume | None = None,
-    ) -> None:
-        self.address = address
-        self.topic = topic
-        self.schema = schema
-        self.source = source_number(f"{topic}/{_name(failover, resume)}")
-        self.run = failover.run if failover else 0
+    ) -> None:  # fmt: skip
+        self.address, self.topic = window
+        self.schema = writer.schema
+        self.source = writer.source
+        self.run = writer.run
         self.options = options
         self._home = home
         self._observer = home.observer
         self._notify = notify
-        self._encode = Encoder(schema, options.body, options.limits, rebuild=failover is not None).encode
-        self._outbox = Outbox(failover.buffer if failover else options.buffer_blocks, options.buffer_bytes)
-        self._add = self._outbox.add
-        self._read_back = self._resume(bus, resume) if resume is not None else None
+        self._bus = bus
+        self._writer = writer
+        self._encode = writer.encode
+        self._outbox = writer.outbox
         self._sender = Sender(
             bus,
-            topic,
+            self.topic,
             self._outbox,
             source=self.source,
             run=self.run,
             stall=options.stall,
-            acked=self._acked if self._read_back is None else self._read_back.confirmed,
+            acked=self._acked,
             trouble=self._trouble,
         )
-        self._member: Member | None = None
+        self._add = self._outbox.add
         self._group: Group | None = None
-        self._leaves_when_full = failover is not None and failover.overflow == "leave"
-        if failover is not None:
-            self._join_group(bus, failover, elect)
+        self._group_line: Line | None = None
+        self._read_back: ReadBack | None = None
+        self._leaves_when_full = False
         self._task: asyncio.Task[None] | None = None
         self._closing = False  # no more blocks are taken
         self._closed = False  # nothing more is sent
         self._failure: Exception | None = None
-        self._sender.settled = self._sender.sent = self._settled = self._outbox.last
-        self._line: deque[asyncio.Event] = deque()  # who waits for room; only the first is woken
-        self._largest = bus.capabilities.max_message_bytes
+        self._queue: deque[asyncio.Event] = deque()  # tasks that wait for room; only the first is woken
         self._for_ack: list[tuple[int, int, asyncio.Future[None]]] = []
         self._asked = 0
         self._awaited = 0
@@ -216,42 +211,25 @@ class Publisher:
         self._bytes = 0
         self._troubles = 0
 
-    def _resume(self, bus: Bus, resume: Resume) -> ReadBack | None:
-        self._outbox.begin_behind(resume.last, resume.chain)
-        if not bus.capabilities.replay:
-            return None
-        back = ReadBack(bus, self.topic, self._outbox, source=self.source, name=resume.name, acked=self._acked)
-        self._add = back.add
-        return back
+    def join(self, failover: Failover, control_topic: str, setup: Setup, line: Line, elect: Elect | None) -> None:
+        """Be a member of a failover group with this line. The client calls this before `start`."""
+        self._group = join(
+            self._bus, failover, control_topic, setup, [(line, self._sender)],
+            elect=elect, stall=self.options.stall, changed=self._changed,
+        )  # fmt: skip
+        self._group_line, self._add = line, line.give
+        self._leaves_when_full = failover.overflow == "leave"
 
-    def _join_group(self, bus: Bus, failover: Failover, elect: Callable[[str, str], Election] | None) -> None:
-        self._member = Member(
-            self.source,
-            self.run,
-            self._outbox,
-            suffix_only=bus.capabilities.suffix_only,
-            buffer=failover.buffer,
-        )
-        self._add = self._member.give
-        body = "rows" if self.options.body == "rows" else arrow_body()
-        setup = Setup(self.topic, self.schema.text, body, (failover.election or "log").partition("://")[0])
-        self._group = Group(
-            bus,
-            failover.group,
-            self.address.control(failover.group),
-            setup,
-            self._member,
-            self._sender,
-            stall=self.options.stall,
-            fence=failover.fence == "kill",
-            elect=elect,
-            told=self._told,
-        )
-
-    async def look_back(self) -> None:
-        """Find what the bus has of a resumed sequence. The client calls this first."""
-        if self._read_back is not None:
-            await self._read_back.look_back()
+    async def look_back(self, resume: Resume) -> None:
+        """Find what the bus has of a resumed sequence, and read back what is sent. The client calls this before
+        `start`. Raises InputDiffers where the bus has another block.
+        """
+        if self._bus.capabilities.replay:
+            back = self._read_back = ReadBack(
+                self._bus, self.topic, self._outbox, source=self.source, name=resume.name, acked=self._settle
+            )
+            self._add = back.add
+            await back.look_back()
 
     @property
     def at_work(self) -> bool:
@@ -260,13 +238,15 @@ class Publisher:
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to send. The client calls this."""
-        self._task = tasks.create_task(self._work(), name=f"esp publisher {self.topic}")
         self._left_open = True
+        self._task = tasks.create_task(self._work(), name=f"esp publisher {self.topic}")
 
     async def _work(self) -> None:
         try:
-            sends = self._read_back.run(self._sender) if self._read_back else (self._group or self._sender).run()
-            await sends
+            if self._read_back is not None:
+                await self._read_back.run(self._sender)
+            else:
+                await (self._group or self._sender).run()
         except Exception as error:  # noqa: BLE001  # whatever it is, everybody who waits must hear of it
             self._fail(error)
 
@@ -285,64 +265,57 @@ class Publisher:
         each. A value that does not fit raises ValueRefused before an id is given. Cancelled: nothing was published.
         """
         self._check()
-        body_kind, marks, count, body = self._encode(rows, opcode, flags)
-        size = BODY_AT + len(body)
-        if size > self._largest:
-            raise TooLarge(f"a block of {size} bytes; this bus takes {self._largest}", size=size, limit=self._largest)
+        encoded = self._encode(rows, opcode, flags)
+        size = BODY_AT + len(encoded[3])
         outbox = self._outbox
         self._worked += size + 1024
-        if self._worked > _TURN and not self._line and outbox.room(size):
+        if self._worked > _TURN and not self._queue and outbox.room(size):
             self._worked = 0
             await asyncio.sleep(0)
             self._check()
-        if self._line or not outbox.room(size):
+        if self._queue or not outbox.room(size):
             await self._wait_for_room(size)
-        if transactional:
-            marks |= TRANSACTIONAL
-        id = outbox.last + 1  # from here on nothing is awaited
-        block = seal(
-            BLOCK, body_kind, marks, count, self.source, self.run, id, self.schema.fingerprint, outbox.chain, body
-        )
+        block = self._writer.seal(encoded, transactional=transactional)  # from here on nothing is awaited
         try:
             self._add(block)
         except InputDiffers as differs:
             self._fail(differs)
             raise
-        self._events += count
+        self._events += encoded[2]
         self._bytes += size
         if self._observer is not None:
-            self._observer.given(self, id, count, size)
+            self._observer.given(self, block.id, encoded[2], size)
         if self._group is None:
             self._sender.wake()
         else:
             self._group.given()
             if self._for_ack:
-                self._told()
-        return Delivery(self, id)
+                self._changed()
+        return Delivery(self, block.id)
 
     async def _wait_for_room(self, size: int) -> None:
         """First come, first served. When this returns there is room, until the caller awaits something."""
         turn = asyncio.Event()
-        self._line.append(turn)
+        self._queue.append(turn)
         try:
-            while self._line[0] is not turn or not self._outbox.room(size):
+            while self._queue[0] is not turn or not self._outbox.room(size):
                 self._leave_if_full()
                 turn.clear()
                 await turn.wait()
                 self._check()
         finally:
-            self._line.remove(turn)
+            self._queue.remove(turn)
             self._tell_room()
 
     def _tell_room(self) -> None:
         """There may be room: for the first in the line, who tells the next."""
-        if self._line:
-            self._line[0].set()
+        if self._queue:
+            self._queue[0].set()
 
     def _leave_if_full(self) -> None:
         """A standby whose input cannot wait gives up once it knows that another member leads."""
         group = self._group
-        if self._leaves_when_full and group is not None and group.role != "active" and group.others_lead:
+        if self._leaves_when_full and group is not None and group.role != "active" and group.others_lead():
             overrun = Overrun(
                 f"the standby buffer of {len(self._outbox)} blocks on {self.topic} is full; this member leaves"
             )
@@ -351,26 +324,32 @@ class Publisher:
 
     def _acked(self, id: int) -> None:
         """The sender's blocks up to this one are on the bus."""
-        if self._member is not None and self._group is not None:
-            self._group.acked(id)
-            self._member.acked(id)
+        if self._group is not None and self._group_line is not None:
+            self._group.acked(self._group_line, id)
+            self._changed()
+        elif self._read_back is not None:
+            self._read_back.confirmed(id)
         else:
-            self._outbox.trim(id)
-        self._advance(id)
+            self._settle(id)
 
-    def _told(self) -> None:
-        """The group knows more than before."""
-        if self._member is not None:
-            member = self._member
-            self._advance(member.m if member.role == "active" else member.covered)
+    def _settle(self, id: int) -> None:
+        self._outbox.settle(id)
+        self._deliver(id)
+
+    def _changed(self) -> None:
+        """The group knows more than before, or has another role."""
+        self._deliver(self._delivered)
         if self._observer is not None and self._group is not None:
             self._observer.role(self, self._group.last_switch)
 
-    def _advance(self, id: int) -> None:
+    @property
+    def _delivered(self) -> int:
+        """Up to here every block that was given is on the bus."""
+        return self._outbox.settled if self._group_line is None else self._group_line.delivered
+
+    def _deliver(self, id: int) -> None:
+        """Blocks up to this one are delivered: wake those who wait for that, or for room."""
         self._tell_room()
-        if id <= self._settled:
-            return
-        self._settled = id
         if self._observer is not None:
             self._observer.acked(self, id)
         waiting = self._for_ack
@@ -381,7 +360,7 @@ class Publisher:
 
     def _trouble(self, error: BusError | None) -> None:
         if error is None:
-            self._notify(Reconnected(self.topic, f"publishing goes on behind block {self._sender.settled}"))
+            self._notify(Reconnected(self.topic, f"publishing goes on after block {self._outbox.settled}"))
             return
         self._troubles += 1
         if self._group is not None and isinstance(error, BusUnavailable):
@@ -403,7 +382,7 @@ class Publisher:
         """Everybody who waits looks again, and finds us failed or closed."""
         if self._observer is not None:
             self._observer.ended(self)
-        for turn in self._line:
+        for turn in self._queue:
             turn.set()
         for _, _, future in self._for_ack:
             if not future.done():
@@ -415,13 +394,12 @@ class Publisher:
         if not 1 <= id <= self._outbox.last:
             raise ValueError(f"no block has the id {id}; the last one given is {self._outbox.last}")
         self._home.check()
-        self._told()
-        if id > self._settled:
+        if id > self._delivered:
             self._raise_if_over(id)
             await self._wait_for(id, self.options.ack_timeout if timeout is None else timeout)
-        if id > self._settled:
+        if id > self._delivered:
             self._raise_if_over(id)
-        return "acked" if self._group is None or self._group.has_sent(id) else "covered"
+        return "acked" if self._group_line is None or self._group_line.has_sent(id) else "covered"
 
     async def _wait_for(self, id: int, seconds: float) -> None:
         future = asyncio.get_running_loop().create_future()
@@ -432,7 +410,7 @@ class Publisher:
             async with asyncio.timeout(seconds):
                 await future
         except TimeoutError:
-            if id <= self._settled:  # in this very turn
+            if id <= self._delivered:  # in this very turn
                 return
             raise DeliveryUnknown(
                 f"block {id} on {self.topic} is not acknowledged after {seconds:g} s; it keeps its id and is still "
@@ -448,14 +426,13 @@ class Publisher:
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until every block that has an id is on the bus. DeliveryUnknown names the first that is late."""
         self._home.check()
-        self._told()
         last = self._outbox.last
-        if last <= self._settled:
+        if last <= self._delivered:
             return
         try:
             await self.delivered(last, timeout)
         except DeliveryUnknown:
-            first = self._settled + 1
+            first = self._delivered + 1
             raise DeliveryUnknown(
                 f"blocks {first} to {last} on {self.topic} are not acknowledged in time", id=first, last=last
             ) from None
@@ -493,22 +470,21 @@ class Publisher:
     @property
     def stats(self) -> PublisherStats:
         """What was given, sent and acknowledged so far, and what this member is in its group."""
-        self._told()
         plain = PublisherStats(
             given=self._outbox.last,
             sent=self._sender.sent,
-            acked=self._settled,
+            acked=self._delivered,
             events=self._events,
             bytes=self._bytes,
             waiting_blocks=len(self._outbox),
             waiting_bytes=self._outbox.bytes,
             troubles=self._troubles,
-            on_bus=self._settled,
+            on_bus=self._outbox.settled,
         )
-        group, member = self._group, self._member
-        if group is None or member is None:
+        group = self._group
+        if group is None:
             return plain
-        return replace(plain, role=member.role, term=group.term, on_bus=member.m, last_switch=group.last_switch)
+        return replace(plain, role=group.role, term=group.membership.term, last_switch=group.last_switch)
 
     def _check(self) -> None:
         self._home.check()
@@ -533,7 +509,7 @@ class Publisher:
         if self._closed:
             return
         self._closing = True
-        for turn in self._line:
+        for turn in self._queue:
             turn.set()  # whoever waits for room gives up, before anything is flushed
         try:
             if self._failure is None:
@@ -545,7 +521,7 @@ class Publisher:
             await self._stop()
             raise
         await self._stop()
-        if self._failure is not None and self._settled < self._outbox.last:
+        if self._failure is not None and self._delivered < self._outbox.last:
             raise self._failure
 
     async def _leave_group(self) -> None:
@@ -589,7 +565,7 @@ class Publisher:
             _log.warning("closing after an error: %s", unflushed)
 
 
-def _name(failover: Failover | None, resume: Resume | None) -> str:
+def sequence_name(failover: Failover | None, resume: Resume | None) -> str:
     """What tells this sequence from the topic's others."""
     if failover is not None:
         return failover.group
@@ -598,7 +574,7 @@ def _name(failover: Failover | None, resume: Resume | None) -> str:
 
 def source_of_resumed(topic: str, name: str) -> int:
     """The source of a publisher with `Resume(name)`."""
-    return source_number(f"{topic}/{_name(None, Resume(name))}")
+    return source_number(f"{topic}/{sequence_name(None, Resume(name))}")
 
 
 def source_number(name: str) -> int:

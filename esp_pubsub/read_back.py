@@ -14,11 +14,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from .bus import Break, Bus, Message, parts
+from .bus import Break, Bus, Message, Place, parts
 from .errors import BusUnavailable, InputDiffers
 from .failover.accept import Accept, Outcome
 from .failover.chains import Chains
-from .failover.control import read_to_behind
 from .failover.outbox import Outbox
 from .sender import Sender
 from .wire.frame import Frame, Sealed, source_of
@@ -45,7 +44,7 @@ class ReadBack:
         self._acked = acked
         self._last, self._chain = outbox.last, outbox.chain
         self._confirmed = outbox.last
-        self._next = 0  # the position from which the topic is followed
+        self._place = Place(0, None)  # after what was read
         self._begin()
 
     def _begin(self) -> None:
@@ -62,7 +61,7 @@ class ReadBack:
             bounds = await feed.bounds()
         finally:
             await feed.aclose()
-        back = _BACK
+        self._place, back = Place(bounds.first, bounds.incarnation), _BACK
         while True:
             begin = max(bounds.first, bounds.end - back)
             differs = await self._look(begin, bounds.end)
@@ -75,7 +74,7 @@ class ReadBack:
 
     async def _look(self, begin: int, end: int) -> InputDiffers | None:
         self._begin()
-        self._next = begin
+        self._place = Place(begin, self._place.incarnation)
         try:
             await self._follow(end)
         except InputDiffers as differs:  # further back there may be what makes it the other one that differs
@@ -101,9 +100,9 @@ class ReadBack:
 
     async def _follow(self, end: int) -> None:
         """Read the topic up to a position, or to where nothing more comes in front of it."""
-        feed = await self._bus.feed(self._topic, self._next, None)
+        feed = await self._bus.feed(self._topic, self._place, None)
         try:
-            while self._next < end:
+            while self._place.position < end:
                 try:
                     async with asyncio.timeout(_QUIET if end < _ALL else None):
                         found = await feed.read(10_000, 4 << 20)
@@ -112,8 +111,8 @@ class ReadBack:
                 for broken, messages in parts(found):
                     if broken is not None:
                         self._break(broken)
-                        self._next = 1 + await read_to_behind(feed, broken, self._next - 1)
                     self._take(messages)
+                self._place = feed.place or self._place
                 self._tell()
                 await asyncio.sleep(0)
         finally:
@@ -129,8 +128,6 @@ class ReadBack:
         ours = [message for message in messages if source_of(message.data) == self._source]
         for outcome in self._accept.receive_all(ours):
             self._judge(outcome)
-        if messages:
-            self._next = messages[-1].position + 1
 
     def _judge(self, outcome: Outcome) -> None:
         """What readers drop says nothing: of blocks that differ it is not the first."""

@@ -1,13 +1,13 @@
 """The one sender of a publisher, on every bus: outbox -> pipe, acknowledgements in order, go back after trouble.
 
-    rule 1   a pipe begins behind what is settled and goes on in order, never beyond the window; it passes over only
+    rule 1   a pipe begins after what is settled and goes on in order, never beyond the window; it passes over only
              what another member has settled meanwhile
     rule 2   confirmations count in order, and only within the pipe that sends now
     rule 3   after any trouble the pipe is dropped for good; a new one begins by rule 1. There is no other retry
     rule 5   where holes can be, an idle pipe that has not yet carried `settled` writes one beat on the topic
 
-Settled is m of PROTOCOL 1: the highest id known to be on the bus for every subscriber. Two tasks share a pipe: one
-writes, one takes confirmations; either one's trouble ends both.
+Settled is m of PROTOCOL 1: the highest id known to be on the bus for every subscriber. It has one home, the outbox.
+Two tasks share a pipe: one writes, one takes confirmations; either one's trouble ends both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GRACE = 1.1  # times `stall`: a driver that waits as long knows more of the trou
 
 
 class Sender:
-    """Moves blocks from an outbox to a topic. `settled` and `sent` only grow, but for `sent` after trouble."""
+    """Moves blocks from an outbox to a topic. `sent` only grows, but for trouble, after which it begins at settled."""
 
     def __init__(
         self,
@@ -45,11 +45,11 @@ class Sender:
         acked: Callable[[int], None],
         trouble: Callable[[BusError | None], None],
     ) -> None:
-        """`acked(id)` is told each time settled moved; `trouble(error)` at each trouble, `trouble(None)` when over it.
+        """`acked(id)` is called when the bus confirmed blocks up to this one, and has the outbox let go of them;
+        `trouble(error)` at each trouble, `trouble(None)` when it is over.
 
         `stall`: how long the bus may leave what was written unconfirmed before that is trouble.
         """
-        self.settled = 0
         self.sent = 0
         self.term = 0
         self._troubled = False
@@ -77,13 +77,13 @@ class Sender:
         """Send until cancelled, through one pipe after another. BusRefused ends it: trying again will not help."""
         pause = _FIRST_PAUSE
         while True:
-            began = self.settled
+            began = self._outbox.settled
             try:
                 await self._one_pipe()
             except BusUnavailable as error:
                 self._troubled = True
                 self._trouble(error)
-            pause = _FIRST_PAUSE if self.settled > began else min(2 * pause, _LONGEST_PAUSE)
+            pause = _FIRST_PAUSE if self._outbox.settled > began else min(2 * pause, _LONGEST_PAUSE)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # so that many publishers do not come back at once
 
     async def _one_pipe(self) -> None:
@@ -91,7 +91,7 @@ class Sender:
         if self._troubled:
             self._troubled = False
             self._trouble(None)
-        self.sent = self.settled
+        self.sent = self._outbox.settled
         self._written.clear()
         self._written_bytes = 0
         self._carried = 0
@@ -112,20 +112,20 @@ class Sender:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            carries = self.settled
+            carries = self._outbox.settled
             await pipe.write(frames(batch, carries, time.time_ns() // 1000, self.term))
             self._carried = carries
 
     def _next_batch(self) -> list[Sealed]:
         """What to write now; entered as written before it is, because a confirmation may overtake the write."""
-        self.settled = max(self.settled, self._outbox.first - 1)  # another member may have sent some of it meanwhile
-        self.sent = max(self.sent, self.settled)
+        settled = self._outbox.settled
+        self.sent = max(self.sent, settled)  # another member may have sent some of it meanwhile
         batch = self._outbox.after(self.sent, *self._window())
         first = self.sent + 1
         if batch:
             self.sent = batch[-1].id
-        elif not self._suffix_only and not self._written and self._carried < self.settled:
-            batch, first = [self._beat], self.settled
+        elif not self._suffix_only and not self._written and self._carried < settled:
+            batch, first = [self._beat], settled
         if batch:
             self._written.append((first, batch))
             if not self._suffix_only:
@@ -137,7 +137,7 @@ class Sender:
         """How many blocks and bytes may be written now."""
         if self._suffix_only:
             return _BATCH_BLOCKS, _BATCH_BYTES
-        blocks = self.settled + WINDOW_FRAMES - self.sent
+        blocks = self._outbox.settled + WINDOW_FRAMES - self.sent
         if not self._written:
             return blocks, WINDOW_BYTES
         following = self._outbox.after(self.sent, 1, 0)
@@ -154,9 +154,9 @@ class Sender:
                 async with asyncio.timeout(GRACE * self._stall):
                     now_done = await pipe.confirmed(done)
             except TimeoutError:
+                blocks = f"{self._outbox.settled + 1} to {self.sent}"
                 raise BusUnavailable(
-                    f"{self._topic}: nothing confirmed for {self._stall:g} s, blocks {self.settled + 1} to {self.sent} "
-                    "are written",
+                    f"{self._topic}: nothing confirmed for {self._stall:g} s, blocks {blocks} are written",
                     topic=self._topic,
                 ) from None
             self._count(now_done - done)
@@ -164,7 +164,7 @@ class Sender:
 
     def _count(self, confirmed: int) -> None:
         """So many more messages of this pipe are confirmed, in order."""
-        settled = self.settled
+        before = settled = self._outbox.settled
         while confirmed:
             first, batch = self._written.popleft()
             taken, rest = batch[:confirmed], batch[confirmed:]
@@ -174,8 +174,7 @@ class Sender:
                 self._written_bytes -= _size(taken)
             if rest:
                 self._written.appendleft((first + len(taken), rest))
-        if settled > self.settled:
-            self.settled = settled
+        if settled > before:
             self._acked(settled)
         self._wake.set()
 

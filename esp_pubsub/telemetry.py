@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer, TracerProvider
 
     from .client import Client
-    from .failover.group import RoleChange
+    from .failover.membership import RoleChange
     from .publisher import Publisher
     from .subscriber import Subscriber
     from .wire.frame import Frame

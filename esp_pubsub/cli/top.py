@@ -24,8 +24,8 @@ from ..bus import Feed, Message, Place, Start
 from ..errors import BadFrame
 from ..events import moment
 from ..failover.ballot import Ballot
-from ..wire.frame import BEAT, BLOCK, CLAIM, Frame, parse
-from ..wire.maps import read_map
+from ..failover.words import Claim, read_word
+from ..wire.frame import BLOCK, Frame, parse
 from .look import bounds, is_published_to
 
 _EVERY = 1.0  # seconds between two pictures
@@ -106,20 +106,21 @@ class Control:
         self._led: tuple[int, Member] | None = None  # who spoke last as the leader
 
     def hear(self, frame: Frame, *, fresh: bool) -> None:
-        """A beat or a claim. Whatever says something else raises what suits it."""
-        if frame.kind not in (BEAT, CLAIM) or frame.run < self._run:
+        """A beat or a claim; anything else has no voice here."""
+        said = read_word(frame.data)
+        if said is None or said.run < self._run:
             return
-        said = read_map(frame)
-        nonce, name = int(said["identity"]["nonce"]), _plain(said["identity"]["name"])
-        if frame.run > self._run:
-            self._begin(frame.run)
-        if frame.kind == CLAIM:
-            leads = self._ballot.claim(frame.term, nonce, int(said["saw_nonce"]), int(said["saw_number"]))
-            self._spoke(nonce, Member(name, "claims" if leads else "standby", frame.term, frame.sent_at))
-        elif self._ballot.beat(frame.term, nonce, int(said["number"]), resigns=bool(said["resigns"])):
-            self.topic, self._election = _plain(said["setup"]["topic"]), _plain(said["setup"]["election"])
-            role: Role = "handed over" if said["resigns"] else "active"
-            self._leads(nonce, Member(name, role, frame.term, frame.sent_at, int(said["given"]), frame.settled))
+        nonce, name = said.identity.nonce, _plain(said.identity.name)
+        if said.run > self._run:
+            self._begin(said.run)
+        if isinstance(said, Claim):
+            leads = self._ballot.claim(said.term, nonce, said.saw_nonce, said.saw_number)
+            self._spoke(nonce, Member(name, "claims" if leads else "standby", said.term, frame.sent_at))
+        elif self._ballot.beat(said.term, nonce, said.number, resigns=said.resigns):
+            self.topic, self._election = _plain(said.setup.topics[0]), _plain(said.setup.election)
+            role: Role = "handed over" if said.resigns else "active"
+            first = said.positions[0]
+            self._leads(nonce, Member(name, role, said.term, frame.sent_at, first.given, first.settled))
 
     def _leads(self, nonce: int, member: Member) -> None:
         if self._led is not None and self._led[0] != nonce:

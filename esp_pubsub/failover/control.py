@@ -1,119 +1,50 @@
-"""The control topic of a group: beats and claims to and from the other members.
+"""The control topic of a group: what members say there, written and read.
 
 It reads from a little before the end, so that a newcomer hears the last beats at once, and goes on through any trouble.
-What one member says of itself in a beat is compared by the others: members that are set up differently must not pass
-for one group.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
 
 from ..bus import Break, Bus, Feed, Pipe, Place
-from ..errors import BadFrame, BusUnavailable, ConfigError
-from ..wire.frame import BEAT, CLAIM, Sealed, frames, parse
-from ..wire.maps import read_map, seal_map
+from ..errors import BusUnavailable
+from ..wire.frame import frames
+from .words import Word, read_word
 
 _BACK = 256  # messages before the end with which a newcomer begins
 _PAUSE = 0.05
 _WRITE_DEADLINE = 10.0  # the driver has a shorter one of its own
-_KINDS: dict[str, Any] = {"int": int, "str": str, "bool": bool, "int | None": int | None}
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What the members of a group must have in common."""
-
-    topic: str
-    schema: str
-    body: str
-    election: str
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who a member is. `process` is for the bus's death notices, `host` and `pid` are for people."""
-
-    name: str
-    nonce: int
-    process: str
-    host: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """A leader's sign of life: its number in the term, and how far the sequence is."""
-
-    setup: Setup
-    identity: Identity
-    run: int
-    term: int
-    number: int
-    given: int
-    settled: int
-    chain: int | None
-    resigns: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A member wants to lead the next term; the last beat it read was `saw_number` of the member `saw_nonce`."""
-
-    identity: Identity
-    run: int
-    term: int
-    saw_nonce: int
-    saw_number: int
-
-
-T = TypeVar("T", Identity, Setup, Beat, Claim)
-
-
-def differences(ours: Setup, theirs: Setup) -> ConfigError | None:
-    """What two members should have in common and have not, both shown."""
-    pairs = [(key, value, getattr(theirs, key)) for key, value in asdict(ours).items() if value != getattr(theirs, key)]
-    if not pairs:
-        return None
-    text = "; ".join(f"{key}: ours {mine!r}, theirs {other!r}" for key, mine, other in pairs)
-    return ConfigError(f"another member of this failover group is set up differently: {text}", differences=pairs)
-
-
-async def read_to_behind(feed: Feed, broken: Break, read_to: int) -> int:
-    """How far a log is read when a break is: to what it passed, or to where the log begins now."""
-    first = (await feed.bounds()).first
-    return first - 1 if broken.incarnation else max(first - 1, read_to + (broken.messages or 0))
-
-
-def _sound(said: T) -> T:
-    """What came from elsewhere, if it is of the types that stand above; else TypeError."""
-    for field in fields(said):
-        if not isinstance(getattr(said, field.name), _KINDS.get(str(field.type), object)):
-            raise TypeError(f"{field.name} is not {field.type}")
-    return said
 
 
 class Control:
     """One member's end of the control topic."""
 
-    def __init__(self, bus: Bus, topic: str, source: int, run: int, *, hear: Callable[[Beat | Claim], None]) -> None:
-        """`hear` is called with everything that is said on the topic, in order, our own words too."""
+    def __init__(
+        self, bus: Bus, topic: str, source: int, run: int, *, trouble: Callable[[BusUnavailable], None]
+    ) -> None:
+        """`run_number`: the group's run, see PROTOCOL 1. `trouble` is called when a word could not be written."""
         self.topic = topic
+        self.run_number = run
         self.from_start = True
+        self.spoke_at = -math.inf
         self._bus = bus
         self._source = source
-        self._run = run
-        self._hear = hear
+        self._trouble = trouble
+        self._listeners: list[Callable[[Word], None]] = []
         self._pipe: Pipe | None = None
         self._feed: Feed | None = None
         self._line = asyncio.Lock()
-        self._place: Place | None = None  # behind what was read
+        self._place: Place | None = None  # after what was read
         self._end = 0
         self.reading = asyncio.Event()
+
+    def listen(self, hear: Callable[[Word], None]) -> None:
+        """Call this with every word on the topic, in its order, our own included. What it raises ends `run`."""
+        self._listeners.append(hear)
 
     async def run(self) -> None:
         """Read until cancelled. `reading` is set once what was there has been read, and cleared in trouble."""
@@ -163,49 +94,30 @@ class Control:
                 for message in await feed.read(_BACK, 1 << 20):
                     if isinstance(message, Break):  # what was there is no more
                         self._end = 0
-                    elif (heard := self._parse(message.data)) is not None:
-                        self._hear(heard)
-                self._place = feed.place
+                    else:
+                        self._hear(message.data)
+                if self._bus.capabilities.replay:
+                    self._place = feed.place
         finally:
             self._feed = None
             await feed.aclose()
 
-    def _parse(self, data: bytes) -> Beat | Claim | None:
-        """What a message says; None for anything foreign, which has no voice here."""
+    def _hear(self, data: bytes) -> None:
+        if (word := read_word(data)) is not None:
+            for hear in self._listeners:
+                hear(word)
+
+    async def write(self, word: Word) -> None:
+        """Say something to the group. BusUnavailable if the bus does not take and confirm it in time."""
         try:
-            frame = parse(data)
-            if frame.kind not in (BEAT, CLAIM):
-                return None
-            values = read_map(frame)
-            identity = _sound(Identity(**values.pop("identity")))
-            if frame.kind == CLAIM:
-                return _sound(Claim(identity=identity, run=frame.run, term=frame.term, **values))
-            setup = _sound(Setup(**values.pop("setup")))
-            return _sound(Beat(setup, identity, frame.run, frame.term, settled=frame.settled, **values))
-        except (BadFrame, TypeError, KeyError, AttributeError):
-            return None
+            await self._write(frames([word.sealed(self._source)], 0, time.time_ns() // 1000, word.term))
+        except BusUnavailable as error:
+            self._trouble(error)
+            raise
+        self.spoke_at = asyncio.get_running_loop().time()
 
-    async def beat(self, beat: Beat) -> None:
-        """Say that we live. BusUnavailable if the bus does not take and confirm it in time."""
-        values = {
-            "setup": asdict(beat.setup), "identity": asdict(beat.identity), "number": beat.number,
-            "given": beat.given, "chain": beat.chain, "resigns": beat.resigns,
-        }  # fmt: skip
-        await self._write(self._sealed(BEAT, values), beat.settled, beat.term)
-
-    async def claim(self, claim: Claim) -> None:
-        """Say that we want to lead. BusUnavailable as for a beat."""
-        values = {
-            "identity": asdict(claim.identity), "saw_nonce": claim.saw_nonce, "saw_number": claim.saw_number
-        }  # fmt: skip
-        await self._write(self._sealed(CLAIM, values), 0, claim.term)
-
-    def _sealed(self, kind: int, values: dict[str, Any]) -> Sealed:
-        return seal_map(kind, values, source=self._source, run=self._run)
-
-    async def _write(self, sealed: Sealed, settled: int, term: int) -> None:
+    async def _write(self, message: list[bytes]) -> None:
         """Through a pipe that is dropped after any trouble, a cancelled write included."""
-        message = frames([sealed], settled, time.time_ns() // 1000, term)
         async with self._line:
             try:
                 async with asyncio.timeout(_WRITE_DEADLINE):

@@ -21,7 +21,7 @@ T = TypeVar("T")
 State = Hashable
 Moves = Iterable[tuple[str, Callable[[], State]]]
 
-_ATOMS = (int, str, bytes, tuple, frozenset, type(None))
+_ATOMS = (int, float, str, bytes, tuple, frozenset, type(None))
 
 
 class Broken(Exception):
@@ -67,7 +67,7 @@ def _thaw_object(picture: Any, made: list[Any]) -> Any:
     value = object.__new__(picture[1])
     made.append(value)
     for name, held in picture[2]:
-        setattr(value, name, thaw(held, made))
+        object.__setattr__(value, name, thaw(held, made))  # some are frozen
     return value
 
 

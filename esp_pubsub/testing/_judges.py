@@ -17,8 +17,10 @@ from ..bus import Message
 from ..errors import InputDiffers, Stale
 from ..failover.accept import Accept, Dropped, Outcome
 from ..failover.ledger import Ledger, furthest, not_read, parse_state
-from ..failover.member import Event, Member, Role
+from ..failover.line import Line
+from ..failover.membership import Event, Membership, Role
 from ..failover.outbox import Outbox
+from ..failover.words import Identity, Setup
 from ..notices import InputDiffers as InputDiffersNotice
 from ..notices import Missed, NewRun
 from ..wire.frame import BEAT, BLOCK, ROWS, Frame, Sealed, frames, parse, seal
@@ -57,23 +59,27 @@ def frame(code: Code) -> Frame:
 
 
 class Core:
-    """A member and its input. `forks`: others of its group have another one, so that it may have to leave."""
+    """A member and its input, by the input's name. `forks`: others of its group have another input, so that it may
+    have to leave.
+    """
 
-    def __init__(self, line: str, run: int, *, suffix_only: bool, forks: bool = False) -> None:
-        self.line = line
+    def __init__(self, input: str, run: int, *, suffix_only: bool, forks: bool = False) -> None:
+        self.input = input
         self.forks = forks
-        self.member = Member(SOURCE, run, Outbox(10, 1 << 20), suffix_only=suffix_only, buffer=10)
+        self.line = Line(SOURCE, run, Outbox(10, 1 << 20), suffix_only=suffix_only, buffer=10)
+        setup, identity = Setup(("topic",), ("schema",), "rows", "log"), Identity(input, 1, "", "", 1)
+        self.member = Membership([self.line], setup, identity, run, patience=1.0)
 
     def tell(self, what: str, *arguments: object) -> None:
-        """Tell the member something; it leaves if it does not agree."""
+        """Call a method of the line; the member leaves if it does not agree."""
         try:
-            getattr(self.member, what)(*arguments)
+            getattr(self.line, what)(*arguments)
         except InputDiffers as differs:
             if not self.forks:
                 raise Broken(f"it leaves for block {differs.id}, and there is but one input") from None
-            self.member.step("leave")
+            step(self, "leave")
         except Stale:
-            self.member.step("leave")
+            step(self, "leave")
 
 
 class CoreView(NamedTuple):
@@ -91,20 +97,21 @@ class CoreView(NamedTuple):
 
 def view(core: Core) -> CoreView:
     """What can be seen of a member."""
-    m = core.member
+    line = core.line
     return CoreView(
-        m.role, core.line, m.run, m.m, m.outbox.first, m.outbox.last, m.eligible, m.chain_at(m.m)
+        core.member.role, core.input, line.run, line.m, line.outbox.first, line.outbox.last, core.member.eligible,
+        line.chain_at(line.m),
     )  # fmt: skip
 
 
 def give(core: Core) -> None:
     """Its input has one more block."""
-    core.tell("give", sealed(core.line, core.member.run, core.member.outbox.last + 1))
+    core.tell("give", sealed(core.input, core.line.run, core.line.outbox.last + 1))
 
 
 def give_all(core: Core, blocks: int) -> None:
     """Its input comes."""
-    while core.member.role != "left" and core.member.outbox.last < blocks:
+    while core.member.role != "left" and core.line.outbox.last < blocks:
         give(core)
 
 
@@ -125,18 +132,18 @@ def hear(core: Core, run: int, settled: int, chain: int | None) -> None:
 
 def acknowledge(core: Core, id: int) -> None:
     """The bus confirmed what it sent."""
-    core.member.acked(id)
+    core.line.acked(id)
 
 
 def rejoin(core: Core) -> None:
     """It follows the topic anew."""
-    core.member.rejoin()
+    core.line.rejoin()
 
 
 def step(core: Core, *events: Event) -> None:
     """It takes other roles."""
     for event in events:
-        core.member.step(event)
+        core.member.step(event, 0.0, 0.0)
 
 
 class Reader:

@@ -95,7 +95,7 @@ class Scene:
             for _ in range(self.blocks):
                 judges.give(core)
         if not self.elections:
-            judges.step(core, "eligible", "won")
+            judges.step(core, "eligible", "elected", "won")
         return self.works.keep(core)
 
     def reader(self, *, from_start: bool = True, bound: int = 0) -> int:
@@ -249,7 +249,7 @@ class Scene:
 
     def lead(self, state: State, at: int) -> State:
         """A standby campaigned and won; it follows the topic no more."""
-        state = self.change(state, at, judges.step, "eligible", "won")
+        state = self.change(state, at, judges.step, "eligible", "elected", "won")
         return self._unbind(_seat(state, at, state.seats[at]._replace(unread=())), self.bit(at))
 
     def stop(self, state: State, at: int) -> State:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..client import Client
 from ..errors import BusUnavailable, EspError
 from ..events import Block
-from ..failover.group import Failover
+from ..failover.options import Failover
 from ..notices import BadMessage, InputDiffers, Missed, Notice
 from ..publisher import Delivery, Publisher, PublisherOptions
 from ..subscriber import Subscriber
@@ -118,7 +118,7 @@ class MemberProcess(Process):
             )
         )
         if plan.all_lead:
-            vars(vars(publisher)["_group"]).update(_election=AlwaysLeads(), _log_election=None)
+            vars(vars(publisher)["_group"]).update(_election=AlwaysLeads())
         for number in range(1, plan.blocks + 1):
             await asyncio.sleep(self.pause + self.run.loop.rng.random() * 2 * self.pace)
             self.pause = 0.0

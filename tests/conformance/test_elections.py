@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from esp_pubsub.bus import Bus, Election, Feed, Start
-from esp_pubsub.failover.control import Beat, Control, Identity, Setup
+from esp_pubsub.failover.control import Control
+from esp_pubsub.failover.line import Position
 from esp_pubsub.failover.log_election import LogElection
+from esp_pubsub.failover.words import Beat, Identity, Setup
 from esp_pubsub.registry import driver
 from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.testing.faults import Faults
@@ -24,7 +26,7 @@ BEAT = 0.04
 PATIENCE = 10.0  # a loaded machine notices late; an election that never does is still found
 QUIET = 0.4  # more than the longest silence
 SILENCE = 4 * BEAT  # the shortest: who stood still for so long was rightly deposed
-SETUP = Setup("elections:0/p/q/w/I", "id*:int64", "rows", "log")
+SETUP = Setup(("elections:0/p/q/w/I",), ("id*:int64",), "rows", "log")
 every_check = pytest.mark.parametrize("name", elections.CHECKS)
 
 
@@ -51,10 +53,10 @@ class LogGroup:
         identity = self.identity(name, bus)
 
         def word(term: int, number: int, resigns: bool) -> Beat:
-            return Beat(SETUP, identity, 0, term, number, 0, 0, None, resigns)
+            return Beat(SETUP, identity, 0, term, number, (Position(0, 0, None),), resigns)
 
-        control = Control(bus, self.topic, self.source, 0, hear=lambda said: election.hear(said))
-        election = LogElection(bus, control, identity, 0, word, trouble=lambda error: None, beat=BEAT)
+        control = Control(bus, self.topic, self.source, 0, trouble=lambda error: None)
+        election = LogElection(bus, control, identity, word, every=BEAT)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self.tasks[name] = [tasks.create_task(control.run()), tasks.create_task(election.run())]

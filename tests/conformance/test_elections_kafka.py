@@ -14,8 +14,10 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from esp_pubsub.bus import Election
-from esp_pubsub.failover.control import Beat, Control, Identity, Setup
+from esp_pubsub.failover.control import Control
+from esp_pubsub.failover.line import Position
 from esp_pubsub.failover.log_election import LogElection
+from esp_pubsub.failover.words import Beat, Identity, Setup
 from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.transports.kafka import Options, open_bus
 from tests.chaos.kafka import KafkaWithWays
@@ -27,7 +29,7 @@ PATIENCE = 40.0  # two timeouts of a link that hangs, and what a loaded machine 
 QUIET = 2.0
 BEAT = 0.3  # so that a stall of the machine for a second deposes nobody
 STALL = 0.5  # who stood still for so long cannot complain that others did too
-SETUP = Setup("elections:0/p/q/w/I", "id*:int64", "rows", "log")
+SETUP = Setup(("elections:0/p/q/w/I",), ("id*:int64",), "rows", "log")
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +53,15 @@ class Group:
         identity = Identity(name, secrets.randbits(63), "", socket.gethostname(), os.getpid())
 
         def word(term: int, number: int, resigns: bool) -> Beat:
-            return Beat(SETUP, identity, 0, term, number, 0, 0, None, resigns)
+            return Beat(SETUP, identity, 0, term, number, (Position(0, 0, None),), resigns)
 
         proxy = await asyncio.to_thread(Proxy, HOST, port, listen=listen)  # it reads a file
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.ways.append, way)  # when the proxy is gone
             self.links[name] = await stack.enter_async_context(proxy)
             bus = await open_bus(Options(hostport=f"{HOST}:{listen}"))
-            control = Control(bus, self.topic, self.source, 0, hear=lambda said: election.hear(said))
-            election = LogElection(bus, control, identity, 0, word, trouble=lambda error: None, beat=BEAT)
+            control = Control(bus, self.topic, self.source, 0, trouble=lambda error: None)
+            election = LogElection(bus, control, identity, word, every=BEAT)
             try:
                 async with asyncio.TaskGroup() as tasks:
                     running = [tasks.create_task(control.run()), tasks.create_task(election.run())]

@@ -43,7 +43,6 @@ def everybody_leads(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(self: Group, *args: Any, **more: Any) -> None:
         made(self, *args, **more)
         self._election = AlwaysLeads()  # type: ignore[assignment]
-        self._log_election = None
 
     monkeypatch.setattr(Group, "__init__", init)
 
@@ -101,8 +100,8 @@ async def test_a_member_that_was_overtaken_and_whose_input_does_not_go_on_lets_a
             await pipe.write(frames(filter(None, late), 3, 0))
             await pipe.confirmed(5)
             await pipe.aclose()
-        assert a._member is not None
-        a._member.heard(0, 9, None)  # by a beat of its
+        assert a._group_line is not None
+        a._group_line.heard(0, 9, None)  # by a beat of its
         await is_active(b)
         assert await b.delivered(10) == "acked"
         await reader.to(10)
@@ -114,13 +113,13 @@ async def test_a_member_that_leaves_in_the_turn_in_which_it_campaigns_leaves_no_
         await is_active(a)
         async with member(bus_directory) as b:
             assert b._group is not None
-            begun = b._group._campaign
+            begun = b._group._election.campaign
 
-            async def campaign() -> int | None:  # the same, with somebody who fails before its first step
+            async def campaign() -> int:  # the same, with somebody who fails before its first step
                 asyncio.get_running_loop().call_soon(b._fail, esp.Overrun("full"))
                 return await begun()
 
-            b._group._campaign = campaign  # type: ignore[method-assign]
+            b._group._election.campaign = campaign  # type: ignore[method-assign]
             await until(lambda: b.stats.role == "left")
 
 
@@ -227,7 +226,7 @@ async def test_blocks_that_another_member_sent_meanwhile_are_not_ours(bus_direct
 async def held_up(publisher: esp.Publisher) -> AsyncIterator[None]:
     """Nothing is written to the topic meanwhile."""
     go_on = threading.Event()
-    store = await publisher._group._bus.topic(TOPIC)  # type: ignore[union-attr, attr-defined]
+    store = await publisher._bus.topic(TOPIC)  # type: ignore[attr-defined]
     blocked = asyncio.create_task(store.write(lambda transaction: go_on.wait(60), 60))
     await asyncio.sleep(0)
     try:

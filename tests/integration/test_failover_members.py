@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 
 import esp_pubsub as esp
-from esp_pubsub.failover.control import Beat, Control, Identity, Setup
+from esp_pubsub.failover.control import Control
+from esp_pubsub.failover.line import Position
+from esp_pubsub.failover.words import Beat, Identity, Setup
 from esp_pubsub.notices import Failure, Notice
 from tests.integration.members import (
     CLOSING,
@@ -331,7 +333,7 @@ async def test_everybody_who_waits_for_a_delivery_hears_that_the_member_left(bus
 def control_of(publisher: esp.Publisher, client: esp.Client) -> Control:
     group = publisher._group
     assert group is not None
-    return Control(client.bus, group._control.topic, publisher.source, publisher.run, hear=lambda said: None)
+    return Control(client.bus, group._control.topic, publisher.source, publisher.run, trouble=lambda error: None)
 
 
 async def test_the_last_beat_of_a_run_that_is_over_ends_no_member_of_the_next(bus_directory: Path) -> None:
@@ -339,9 +341,17 @@ async def test_the_last_beat_of_a_run_that_is_over_ends_no_member_of_the_next(bu
     async with pair(bus_directory, run=1) as (a, b), esp.init(dir=bus_directory) as client:
         zombie = Identity("zombie", 7, "", "h", 1)
         control = control_of(a, client)
-        control._run = 0
-        await control.beat(
-            Beat(Setup(TOPIC, SCHEMA, "arrow of pyarrow 1", "token"), zombie, 0, 5, 1, 9, 9, None, False)
+        control.run_number = 0
+        await control.write(
+            Beat(
+                Setup((TOPIC,), (SCHEMA,), "arrow of pyarrow 1", "token"),
+                zombie,
+                0,
+                5,
+                1,
+                (Position(9, 9, None),),
+                False,
+            )
         )
         await control._drop_pipe()
         await (await inject(a, 1, 3))

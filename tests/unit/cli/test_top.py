@@ -3,14 +3,11 @@
 from collections import deque
 from typing import Any
 
-import pytest
-
 from esp_pubsub.cli.top import Control, Switch, Topic
-from esp_pubsub.errors import BadFrame
 from esp_pubsub.wire.frame import BEAT, BLOCK, CLAIM, Frame, frames, parse, seal
 from esp_pubsub.wire.maps import seal_map
 
-SETUP = {"topic": "h:1/p/c/w/I", "schema": "id*:int64", "body": "rows", "election": "log"}
+SETUP = {"topics": ["h:1/p/c/w/I"], "schemas": ["id*:int64"], "body": "rows", "election": "log"}
 SECOND = 1_000_000
 
 
@@ -20,9 +17,9 @@ def who(nonce: int, name: str = "") -> dict[str, Any]:
 
 def beat(nonce: int, term: int, number: int, *, at: int = 0, run: int = 0, resigns: bool = False, given: int = 9,
          settled: int = 7, name: str = "") -> Frame:  # fmt: skip
-    values = {"setup": SETUP, "identity": who(nonce, name), "number": number, "given": given, "chain": None,
-              "resigns": resigns}  # fmt: skip
-    return parse(frames([seal_map(BEAT, values, run=run)], settled, at, term)[0])
+    values = {"setup": SETUP, "identity": who(nonce, name), "number": number,
+              "positions": [[given, settled, None]], "resigns": resigns}  # fmt: skip
+    return parse(frames([seal_map(BEAT, values, run=run)], 0, at, term)[0])
 
 
 def claim(nonce: int, term: int, saw: tuple[int, int], at: int = 0) -> Frame:
@@ -50,7 +47,7 @@ def test_a_member_that_takes_over_from_a_silent_one_is_a_failover() -> None:
     (switch,) = switches
     assert (switch.before.name, switch.before.role, switch.before.at) == ("member-1", "fell silent", 2 * SECOND)
     assert (switch.after.name, switch.after.term, switch.after.settled) == ("member-2", 2, 8)
-    assert control.topic == SETUP["topic"]
+    assert control.topic == SETUP["topics"][0]
     assert [name for name, _ in roles(control)] == ["member-2", "member-1"]
 
 
@@ -79,13 +76,12 @@ def test_a_higher_run_begins_anew_and_a_lower_one_is_past() -> None:
     assert not switches and [row[1:4] for row in control.rows()] == [["3", "log", "member-2"]]
 
 
-def test_what_is_no_beat_is_refused_and_changes_nothing() -> None:
+def test_what_is_no_beat_changes_nothing() -> None:
     control, _ = heard(beat(1, 1, 1))
     before = control.rows()
     maps = ({}, {"identity": 7}, {"identity": who(2), "saw_nonce": "x", "saw_number": 1})
     for foreign in (*(seal_map(CLAIM, values) for values in maps), seal(CLAIM, body=b"\xc1")):
-        with pytest.raises((KeyError, TypeError, ValueError, BadFrame)):
-            control.hear(parse(frames([foreign], 0, 0, 2)[0]), fresh=True)
+        control.hear(parse(frames([foreign], 0, 0, 2)[0]), fresh=True)
     assert control.rows() == before
 
 

@@ -9,15 +9,17 @@ import pytest
 
 from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Place
 from esp_pubsub.errors import BusUnavailable
-from esp_pubsub.failover.control import Beat, Claim, Control, Identity, Setup
+from esp_pubsub.failover.control import Control
+from esp_pubsub.failover.line import Position
+from esp_pubsub.failover.words import Beat, Claim, Identity, Setup
 from esp_pubsub.wire.frame import BEAT, CLAIM, frames
 from esp_pubsub.wire.maps import seal_map
 from tests.unit.sender.scripted import until
 
 IDENTITY = Identity("host:1", 7, "", "host", 1)
 SAID = {
-    "setup": asdict(Setup("t", "id*:int64", "rows", "log")), "identity": asdict(IDENTITY), "number": 3, "given": 9,
-    "chain": None, "resigns": False,
+    "setup": asdict(Setup(("t",), ("id*:int64",), "rows", "log")), "identity": asdict(IDENTITY), "number": 3,
+    "positions": [[9, 2, None]], "resigns": False,
 }  # fmt: skip
 
 
@@ -64,7 +66,8 @@ def message(kind: int, values: dict[str, Any], position: int = 0) -> Message:
 
 async def heard(*messages: Message) -> list[Beat | Claim]:
     said: list[Beat | Claim] = []
-    control = Control(Log(*messages), "control", 5, 0, hear=said.append)  # type: ignore[arg-type]
+    control = Control(Log(*messages), "control", 5, 0, trouble=lambda error: None)  # type: ignore[arg-type]
+    control.listen(said.append)
     running = asyncio.ensure_future(control.run())
     await until(control.reading.is_set)
     running.cancel()
@@ -74,15 +77,18 @@ async def heard(*messages: Message) -> list[Beat | Claim]:
 
 async def test_a_beat_says_what_its_writer_knows() -> None:
     assert await heard(message(BEAT, SAID)) == [
-        Beat(Setup("t", "id*:int64", "rows", "log"), IDENTITY, 0, 4, 3, 9, 2, None, False)
+        Beat(Setup(("t",), ("id*:int64",), "rows", "log"), IDENTITY, 0, 4, 3, (Position(9, 2, None),), False)
     ]
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"number": "3"}, {"number": None}, {"given": 1.5}, {"chain": "x"}, {"resigns": 1}, {"more": 1},
-        {"setup": {}}, {"setup": None}, {"setup": SAID["setup"] | {"topic": 5}},
+        {"number": "3"}, {"number": None}, {"resigns": 1}, {"more": 1},
+        {"positions": [[1.5, 2, None]]}, {"positions": [[9, 2, "x"]]}, {"positions": [[9, 2]]}, {"positions": []},
+        {"positions": [[9, 2, None]] * 2}, {"positions": 5}, {"positions": None},
+        {"setup": {}}, {"setup": None}, {"setup": SAID["setup"] | {"topics": [5]}},
+        {"setup": SAID["setup"] | {"topics": []}}, {"setup": SAID["setup"] | {"schemas": 5}},
         {"identity": 5}, {"identity": asdict(IDENTITY) | {"nonce": None}},
         {"identity": asdict(IDENTITY) | {"process": 7}}, {"identity": asdict(IDENTITY) | {"pid": "1"}},
     ],
@@ -100,7 +106,7 @@ async def test_what_is_not_of_the_types_of_a_claim_has_no_voice(wrong: dict[str,
 
 async def test_once_the_topic_was_made_anew_its_new_end_is_all_there_is_to_know() -> None:
     log = Log(*(message(BEAT, SAID, position) for position in range(12)))
-    control = Control(log, "control", 5, 0, hear=lambda said: None)  # type: ignore[arg-type]
+    control = Control(log, "control", 5, 0, trouble=lambda error: None)  # type: ignore[arg-type]
     running = asyncio.ensure_future(control.run())
     await until(control.reading.is_set)
     assert await control.is_current()
@@ -115,7 +121,7 @@ async def test_once_the_topic_was_made_anew_its_new_end_is_all_there_is_to_know(
 
 async def test_what_a_break_passed_at_the_end_counts_as_read() -> None:
     log = Log(*(message(BEAT, SAID, position) for position in range(12)))
-    control = Control(log, "control", 5, 0, hear=lambda said: None)  # type: ignore[arg-type]
+    control = Control(log, "control", 5, 0, trouble=lambda error: None)  # type: ignore[arg-type]
     running = asyncio.ensure_future(control.run())
     await until(control.reading.is_set)
     log.bounds_now = Bounds(0, 15, 1)
@@ -130,7 +136,7 @@ async def test_what_a_break_passed_at_the_end_counts_as_read() -> None:
 
 async def test_after_trouble_it_goes_on_where_it_stood_in_that_incarnation_of_the_topic() -> None:
     log = Log(*(message(BEAT, SAID, position) for position in range(12)))
-    control = Control(log, "control", 5, 0, hear=lambda said: None)  # type: ignore[arg-type]
+    control = Control(log, "control", 5, 0, trouble=lambda error: None)  # type: ignore[arg-type]
     running = asyncio.ensure_future(control.run())
     await until(control.reading.is_set)
     log.bounds_now = Bounds(0, 3, 2)  # made anew, and shorter than it was

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from esp_pubsub.errors import InputDiffers
-from esp_pubsub.failover.member import Member
+from esp_pubsub.failover.line import Line
 from esp_pubsub.failover.outbox import Outbox
-from tests.unit.failover.test_member_lines import BLOCKS, INPUT, OURS, RUN, Topic, line
+from tests.unit.failover.test_line_reads import BLOCKS, INPUT, OURS, RUN, Topic, line
 
 
 def live(seed: int, *, differs: bool) -> None:
@@ -20,7 +20,7 @@ def live(seed: int, *, differs: bool) -> None:
     topic = Topic(chance, [INPUT], damages=False, higher_run=False)
     topic.fill()
     differs_at = chance.randrange(2, BLOCKS) if differs else BLOCKS + 1
-    one = Member(OURS, RUN, Outbox(BLOCKS, 1 << 20), suffix_only=True, buffer=BLOCKS)
+    one = Line(OURS, RUN, Outbox(BLOCKS, 1 << 20), suffix_only=True, buffer=BLOCKS)
     own, read = line(differs_at=differs_at), 0
     try:
         while read < len(topic.messages) or one.outbox.last < BLOCKS:

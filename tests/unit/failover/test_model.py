@@ -44,8 +44,8 @@ def test_main_prints_worlds_and_counts(capsys: pytest.CaptureFixture[str]) -> No
 def test_main_prints_a_counterexample_and_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trim = Outbox.trim
-    monkeypatch.setattr(Outbox, "trim", lambda self, past: trim(self, past + 1))
+    settle = Outbox.settle
+    monkeypatch.setattr(Outbox, "settle", lambda self, id: settle(self, id + 1))
     assert model.main(["log, both lead"]) == 1
     text = capsys.readouterr().out
     assert "was told as missed, and nothing took it" in text

@@ -16,15 +16,16 @@ import pytest
 from esp_pubsub import subscriber
 from esp_pubsub.bus import Feed, Pipe
 from esp_pubsub.errors import BusUnavailable
-from esp_pubsub.failover import member
+from esp_pubsub.failover import line
 from esp_pubsub.failover.accept import Accept, Outcome, Source
+from esp_pubsub.failover.ballot import Contender
 from esp_pubsub.failover.chains import chains_of
-from esp_pubsub.failover.control import Beat, Claim
 from esp_pubsub.failover.group import Group
 from esp_pubsub.failover.ledger import Known, Ledger
-from esp_pubsub.failover.log_election import LogElection
-from esp_pubsub.failover.member import Event, Member
+from esp_pubsub.failover.line import Line, Position
+from esp_pubsub.failover.membership import Event, Membership
 from esp_pubsub.failover.outbox import Outbox
+from esp_pubsub.failover.words import Beat, Word
 from esp_pubsub.notices import Missed
 from esp_pubsub.publisher import Publisher
 from esp_pubsub.sender import Sender
@@ -33,7 +34,7 @@ from esp_pubsub.testing import _judges, model, simulation
 from esp_pubsub.testing._explorer import Counterexample
 from esp_pubsub.testing._group_scene import GroupScene
 from esp_pubsub.wire.frame import BLOCK, CHAIN_AT, SEALED_AT, Frame, Sealed, parse
-from tests.unit.failover import test_covered, test_member_lines
+from tests.unit.failover import test_covered, test_line_reads
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 IN_MODEL: list[Any] = []
@@ -162,54 +163,54 @@ def newcomers_begin_at_the_first_frame(patch: pytest.MonkeyPatch) -> None:
 
 @in_model("queues")
 def m_from_ids_where_single_messages_are_lost(patch: pytest.MonkeyPatch) -> None:
-    follow = Member.follow
+    follow = Line.follow
 
-    def credulous(self: Member, frame: Frame) -> None:
+    def credulous(self: Line, frame: Frame) -> None:
         follow(self, frame)
         if frame.kind == BLOCK:
             self._advance(frame.id)
 
-    patch.setattr(Member, "follow", credulous)
+    patch.setattr(Line, "follow", credulous)
 
 
 @in_model("queues, deaths")
 def outbox_trimmed_by_ids_that_are_not_settled(patch: pytest.MonkeyPatch) -> None:
-    follow = Member.follow
+    follow = Line.follow
 
-    def wasteful(self: Member, frame: Frame) -> None:
+    def wasteful(self: Line, frame: Frame) -> None:
         follow(self, frame)
-        self.outbox.trim(frame.id)
+        self.outbox.settle(frame.id)
 
-    patch.setattr(Member, "follow", wasteful)
+    patch.setattr(Line, "follow", wasteful)
 
 
 @in_model("log, both lead")
 def outbox_trimmed_by_one_too_many(patch: pytest.MonkeyPatch) -> None:
-    trim = Outbox.trim
-    patch.setattr(Outbox, "trim", lambda self, past: trim(self, past + 1))
+    settle = Outbox.settle
+    patch.setattr(Outbox, "settle", lambda self, id: settle(self, id + 1))
 
 
 @in_model("log, a member of the last run")
 def beats_of_a_lower_run_count(patch: pytest.MonkeyPatch) -> None:
-    heard = Member.heard
-    patch.setattr(Member, "heard", lambda self, run, settled, chain: heard(self, max(run, self.run), settled, None))
+    heard = Line.heard
+    patch.setattr(Line, "heard", lambda self, run, settled, chain: heard(self, max(run, self.run), settled, None))
 
 
 @in_model("queues")
 def what_a_held_block_says_counts(patch: pytest.MonkeyPatch) -> None:
-    follow = Member.follow
+    follow = Line.follow
 
-    def hasty(self: Member, frame: Frame) -> None:
+    def hasty(self: Line, frame: Frame) -> None:
         follow(self, frame)
         if any(source.hold for source in self._accept.sources.values()):
             self._advance(frame.id - 1)
 
-    patch.setattr(Member, "follow", hasty)
+    patch.setattr(Line, "follow", hasty)
 
 
 @in_model("log, a newcomer in the middle")
 def what_stands_between_two_ends_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(member, "_linked", lambda messages: chains_of([parse(data).chain for _, data in messages]))
+    patch.setattr(line, "_linked", lambda messages: chains_of([parse(data).chain for _, data in messages]))
 
 
 # ledger
@@ -316,7 +317,6 @@ def one_acknowledgement_counts_for_all(patch: pytest.MonkeyPatch) -> None:
 
     def all_of_it(self: Sender, confirmed: int) -> None:
         count(self, confirmed)
-        self.settled = self.sent
         self._acked(self.sent)
 
     patch.setattr(Sender, "_count", all_of_it)
@@ -330,8 +330,7 @@ def acknowledgements_of_a_dropped_pipe_counted(patch: pytest.MonkeyPatch) -> Non
         try:
             await one_pipe(self)
         except BusUnavailable:
-            self.settled = max(self.settled, self.sent)
-            self._acked(self.settled)
+            self._acked(max(self._outbox.settled, self.sent))
             raise
 
     patch.setattr(Sender, "_one_pipe", late)
@@ -339,13 +338,13 @@ def acknowledgements_of_a_dropped_pipe_counted(patch: pytest.MonkeyPatch) -> Non
 
 @in_simulation(
     kind="queues", grouped=True, all_lead=False, deaths=True, faults=0.0, buffer=10, blocks=20, pace=(0.05, 0.001),
-    accidents=(simulation.Accident(0.3, "kill", 0, 0.3),), late=0.5,
+    accidents=(simulation.Accident(0.3, "kill", 0, 0.3),), late=0.55,
 )  # fmt: skip
 def no_beat_after_a_takeover(patch: pytest.MonkeyPatch) -> None:
     next_batch = Sender._next_batch
 
     def silent(self: Sender) -> list[Sealed]:
-        self._carried = self.settled
+        self._carried = self._outbox.settled
         return next_batch(self)
 
     patch.setattr(Sender, "_next_batch", silent)
@@ -353,18 +352,18 @@ def no_beat_after_a_takeover(patch: pytest.MonkeyPatch) -> None:
 
 @in_simulation(kind="log")
 def m_from_a_beats_last_id(patch: pytest.MonkeyPatch) -> None:
-    word = Group._word
+    beat = Membership.beat
 
-    def boastful(self: Group, *arguments: Any) -> Beat:
-        beat = word(self, *arguments)
-        return replace(beat, settled=beat.given, chain=None)
+    def boastful(self: Membership, *arguments: Any) -> Beat:
+        said = beat(self, *arguments)
+        return replace(said, positions=tuple(Position(each.given, each.given, None) for each in said.positions))
 
-    patch.setattr(Group, "_word", boastful)
+    patch.setattr(Membership, "beat", boastful)
 
 
 @in_simulation(kind="log", all_lead=False)
 def an_ineligible_member_campaigns(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Member, "eligible", property(lambda self: True))
+    patch.setattr(Line, "eligible", property(lambda self: True))
 
 
 @in_simulation(kind="log", grouped=True)
@@ -391,8 +390,8 @@ def a_reader_forgets_what_another_one_confirmed(patch: pytest.MonkeyPatch) -> No
 
 @in_simulation(all_lead=False)
 def a_standbys_block_is_covered_before_all_have_it(patch: pytest.MonkeyPatch) -> None:
-    covered: Any = Member.covered
-    patch.setattr(Member, "covered", property(lambda self: max(covered.fget(self), self.agreed)))
+    covered: Any = Line.covered
+    patch.setattr(Line, "covered", property(lambda self: max(covered.fget(self), self.agreed)))
 
 
 @in_simulation(
@@ -409,7 +408,7 @@ def a_hand_over_returns_when_leadership_ends(patch: pytest.MonkeyPatch) -> None:
         led = self.role == "active"
         step(self, event)
         if led:
-            self._tell_handed_over()
+            self._end_hand_over()
 
     patch.setattr(Group, "_step", hasty)
 
@@ -446,19 +445,20 @@ def a_confirm_that_was_given_up_counts_as_stored(patch: pytest.MonkeyPatch) -> N
     kind="log", all_lead=False, deaths=False, faults=0.0, accidents=(simulation.Accident(0.3, "freeze", 0, 0.8),)
 )
 def a_leader_does_not_step_down(patch: pytest.MonkeyPatch) -> None:
-    hear = LogElection.hear
+    hear = Contender.hear
 
-    def stubborn(self: LogElection, said: Beat | Claim) -> None:
-        before = self._term
-        hear(self, said)
-        self._term = self._term or before
+    def stubborn(self: Contender, said: Word, *rest: Any, **more: Any) -> bool:
+        before = self.term
+        changed = hear(self, said, *rest, **more)
+        self.term = self.term or before
+        return changed
 
-    patch.setattr(LogElection, "hear", stubborn)
+    patch.setattr(Contender, "hear", stubborn)
 
 
 @in_simulation(kind="log", all_lead=False, deaths=False)
 def nobody_claims_after_a_silence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LogElection, "_silence", lambda self: 1e6)
+    patch.setattr(Contender, "silence", lambda self: 1e6)
 
 
 @pytest.mark.parametrize(("mutant", "changes"), IN_SIMULATION)
@@ -490,16 +490,16 @@ def in_lives(live: Callable[..., None], **how: bool) -> Callable[[Mutant], Mutan
 
 @in_lives(test_covered.live, differs=True)
 def covered_without_a_comparison(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Member, "covered", property(lambda self: min(self.outbox.last, self.m)))
+    patch.setattr(Line, "covered", property(lambda self: min(self.outbox.last, self.m)))
 
 
-@in_lives(test_member_lines.live, damages=False)
+@in_lives(test_line_reads.live, damages=False)
 def a_line_is_taken_by_its_ends(patch: pytest.MonkeyPatch) -> None:
     def unlinked(messages: Sequence[tuple[Any, bytes]]) -> "array[int] | None":
         chains = b"".join([data[CHAIN_AT:SEALED_AT] for _, data in messages])
         return chains_of(chains) if len(chains) == 4 * len(messages) else None
 
-    patch.setattr(member, "_linked", unlinked)
+    patch.setattr(line, "_linked", unlinked)
 
 
 @pytest.mark.parametrize(("mutant", "live", "how"), IN_LIVES)

@@ -61,7 +61,7 @@ def test_a_block_with_another_link_than_our_chain_is_refused() -> None:
 )
 def test_trim_lets_go_from_the_front_and_never_of_what_is_not_there(past: int, left: list[int]) -> None:
     outbox = filled(3)
-    outbox.trim(past)
+    outbox.settle(past)
     assert ids(outbox.after(0, 10, 1 << 20)) == left
     assert (outbox.first, outbox.last) == (4 - len(left), 3)
     assert outbox.bytes == sum(map(size_of, outbox.after(0, 10, 1 << 20)))
@@ -69,16 +69,16 @@ def test_trim_lets_go_from_the_front_and_never_of_what_is_not_there(past: int, l
 
 def test_an_outbox_that_was_emptied_goes_on_with_the_next_id() -> None:
     outbox = filled(3)
-    outbox.trim(3)
+    outbox.settle(3)
     outbox.add(next_block(outbox))
     assert (outbox.first, outbox.last, len(outbox)) == (4, 4, 1)
 
 
 def test_trimming_twice_changes_nothing() -> None:
     outbox = filled(3)
-    outbox.trim(2)
-    outbox.trim(2)
-    outbox.trim(1)
+    outbox.settle(2)
+    outbox.settle(2)
+    outbox.settle(1)
     assert ids(outbox.after(0, 10, 1 << 20)) == [3]
 
 
@@ -105,7 +105,7 @@ def test_what_comes_after_an_id_stays_within_both_bounds(after: int, blocks: int
 
 def test_what_was_let_go_is_passed_over() -> None:
     outbox = filled(5)
-    outbox.trim(2)
+    outbox.settle(2)
     assert ids(outbox.after(0, 10, 1 << 20)) == [3, 4, 5]
 
 
@@ -114,14 +114,14 @@ def test_one_block_always_fits_into_an_empty_outbox() -> None:
     assert outbox.room(1 << 40)
     outbox.add(next_block(outbox, 100))
     assert not outbox.room(0)
-    outbox.trim(1)
+    outbox.settle(1)
     assert outbox.room(1 << 40)
 
 
 def test_room_ends_at_the_bound_of_blocks() -> None:
     outbox = filled(3, max_blocks=3)
     assert not outbox.room(0)
-    outbox.trim(1)
+    outbox.settle(1)
     assert outbox.room(0)
 
 
@@ -139,7 +139,7 @@ def test_bytes_are_the_sum_of_what_is_in_it_whatever_went_in_and_out() -> None:
         if rng.random() < 0.6 and outbox.room(300):
             outbox.add(next_block(outbox, rng.randrange(200)))
         else:
-            outbox.trim(outbox.first + rng.randrange(3) - 1)
+            outbox.settle(outbox.first + rng.randrange(3) - 1)
         held = outbox.after(outbox.first - 1, 1_000, 1 << 30)
         assert ids(held) == list(range(outbox.first, outbox.last + 1))
         assert len(held) == len(outbox) <= 50

@@ -235,7 +235,7 @@ async def test_an_ack_in_the_turn_in_which_its_waiter_gives_up_is_no_error_of_ou
         waiting = asyncio.ensure_future(pub.delivered(delivery.id))
         await ticks()
         waiting.cancel()
-        pub._advance(delivery.id)  # the ack comes before the waiter has had its turn
+        pub._acked(delivery.id)  # the ack comes before the waiter has had its turn
         with pytest.raises(asyncio.CancelledError):
             await waiting
         bench.faults.heal()

@@ -146,7 +146,7 @@ async def test_many_who_wait_for_room_wake_one_another_in_turn(bench: Bench) -> 
 
         async def counted(event: asyncio.Event) -> bool:
             nonlocal wakings
-            wakings += event in pub._line
+            wakings += event in pub._queue
             return await wait(event)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -107,7 +107,7 @@ class Bench:
 
     def _acked(self, id: int) -> None:
         self.acked.append(id)
-        self.outbox.trim(id)
+        self.outbox.settle(id)
 
     def give(self, count: int = 1, size: int = 10) -> None:
         body = bytes(size)

@@ -32,7 +32,7 @@ async def test_settled_follows_the_confirmations_in_order(bench: Bench) -> None:
     for count in (1, 2, 5, 7):  # within a write, across writes, all of them
         pipe.confirm(count)
         await ticks()
-        assert bench.sender.settled == count
+        assert bench.outbox.settled == count
     assert bench.acked == [1, 2, 5, 7]
 
 
@@ -54,11 +54,11 @@ async def test_a_confirmation_may_overtake_the_write(bench: Bench) -> None:
     await ticks()
     pipe.confirm(2)
     await ticks()
-    assert (bench.sender.settled, bench.acked) == (2, [2])
+    assert (bench.outbox.settled, bench.acked) == (2, [2])
     pipe.write_gate.set()
     pipe.confirm(3)
     await ticks()
-    assert bench.sender.settled == 3
+    assert bench.outbox.settled == 3
 
 
 async def test_while_one_write_waits_no_other_is_begun(bench: Bench) -> None:
@@ -113,7 +113,7 @@ async def test_no_more_than_the_window_of_bytes_stands_between_settled_and_sent(
     while len(pipe.ids) < 24:
         pipe.confirm_all()
         await ticks()
-        assert sum(len(f.data) for f in pipe.frames if f.id > holes.sender.settled) <= WINDOW_BYTES
+        assert sum(len(f.data) for f in pipe.frames if f.id > holes.outbox.settled) <= WINDOW_BYTES
 
 
 async def test_one_frame_larger_than_the_window_goes_alone(holes: Bench) -> None:
@@ -156,7 +156,7 @@ async def test_an_idle_pipe_carries_the_last_settled_once(holes: Bench) -> None:
     pipe.confirm(3)
     await ticks()
     assert pipe.beats == [2]
-    assert (holes.sender.settled, holes.acked) == (2, [1, 2])
+    assert (holes.outbox.settled, holes.acked) == (2, [1, 2])
 
 
 async def test_every_pause_ends_with_one_beat(holes: Bench) -> None:
@@ -184,10 +184,10 @@ async def test_blocks_behind_an_unconfirmed_beat_count_as_they_should(holes: Ben
     assert [frame.id for frame in pipe.frames] == [1, 2, 0, 3, 4]
     pipe.confirm(3)
     await ticks()
-    assert holes.sender.settled == 2
+    assert holes.outbox.settled == 2
     pipe.confirm(4)
     await ticks()
-    assert holes.sender.settled == 3
+    assert holes.outbox.settled == 3
 
 
 async def test_a_new_pipe_with_nothing_to_send_carries_the_settled_of_the_old_one(holes: Bench) -> None:
@@ -204,7 +204,7 @@ async def test_a_new_pipe_with_nothing_to_send_carries_the_settled_of_the_old_on
 
 async def test_a_sender_that_takes_over_says_how_far_it_knows() -> None:
     bench = Bench(suffix_only=False)
-    bench.sender.settled = bench.sender.sent = 7  # what a standby learnt from the topic
+    bench.outbox.settle(7)  # what a standby learnt from the topic
     bench.outbox = bench.sender._outbox
     pipe = await bench.pipe()
     await ticks()
@@ -235,20 +235,20 @@ async def test_an_open_pipe_passes_over_what_another_member_settled_and_nothing_
     pipe = await bench.pipe()
     bench.give(3)
     await ticks()
-    bench.outbox.trim(2)  # not past what the pipe has written: it goes on as it would have
+    bench.outbox.settle(2)  # not past what the pipe has written: it goes on as it would have
     bench.give(1)
     await ticks()
     bench.give(3)
-    bench.outbox.trim(6)  # another leader's blocks are on the bus up to here, before this pipe has written 5 and 6
+    bench.outbox.settle(6)  # another leader's blocks are on the bus up to here, before this pipe has written 5 and 6
     bench.sender.wake()
     await ticks()
     assert pipe.ids == [1, 2, 3, 4, 7]
     pipe.confirm(4)
     await ticks()
-    assert (bench.sender.settled, bench.acked) == (6, [])
+    assert (bench.outbox.settled, bench.acked) == (6, [])
     pipe.confirm(5)
     await ticks()
-    assert (bench.sender.settled, bench.acked) == (7, [7])
+    assert (bench.outbox.settled, bench.acked) == (7, [7])
 
 
 async def test_what_another_member_settled_in_between_leaves_the_window_open() -> None:
@@ -257,7 +257,7 @@ async def test_what_another_member_settled_in_between_leaves_the_window_open() -
     bench.give(WINDOW_FRAMES)
     await ticks()
     bench.give(WINDOW_FRAMES)
-    bench.outbox.trim(2 * WINDOW_FRAMES)  # another leader's beat says that all of it is there
+    bench.outbox.settle(2 * WINDOW_FRAMES)  # another leader's beat says that all of it is there
     bench.give(3)
     await until(lambda: bench.sender.sent == 2 * WINDOW_FRAMES + 3)
     assert pipe.ids[-3:] == ids(2 * WINDOW_FRAMES + 1, 2 * WINDOW_FRAMES + 3)

@@ -30,7 +30,7 @@ async def test_after_trouble_a_new_pipe_begins_behind_what_is_settled(bench: Ben
     assert bench.troubles == [error, None]
     second.confirm(3)
     await ticks()
-    assert (bench.sender.settled, bench.acked) == (5, [2, 5])
+    assert (bench.outbox.settled, bench.acked) == (5, [2, 5])
 
 
 async def test_a_frame_is_the_same_each_time_it_is_written(bench: Bench) -> None:
@@ -53,10 +53,10 @@ async def test_a_late_confirmation_of_a_dropped_pipe_counts_for_nothing(bench: B
     second = await bench.pipe(1)
     first.confirm(5)
     await ticks()
-    assert (bench.sender.settled, second.ids) == (0, ids(1, 5))
+    assert (bench.outbox.settled, second.ids) == (0, ids(1, 5))
     second.confirm(1)
     await ticks()
-    assert bench.sender.settled == 1
+    assert bench.outbox.settled == 1
 
 
 async def test_a_failed_write_goes_back_even_if_the_confirmations_are_silent(bench: Bench) -> None:
@@ -177,8 +177,8 @@ async def test_confirmations_of_more_than_was_written_do_not_go_unnoticed(bench:
     await ticks()
     pipe.confirm(3)
     await ticks()
-    assert bench.sender.settled <= 2
-    assert bench.task.done() or bench.troubles or bench.sender.settled == 2
+    assert bench.outbox.settled <= 2
+    assert bench.task.done() or bench.troubles or bench.outbox.settled == 2
 
 
 @pytest.mark.parametrize("when", range(6))
@@ -221,17 +221,17 @@ async def test_whatever_happens_the_rules_hold(bench: Bench, seed: int) -> None:
     begins: dict[int, int] = {}
     for _ in range(300):
         pipe = await bench.pipe(max(0, len(bench.bus.pipes) - 1))
-        settled = bench.sender.settled
+        settled = bench.outbox.settled
         chance.choices(moves, (6, 6, 2, 1, 3, 0.3))[0](pipe)
         await ticks(chance.randint(1, 5))
-        assert bench.sender.settled >= settled
+        assert bench.outbox.settled >= settled
         for number, each in enumerate(bench.bus.pipes):
             if each.ids and number not in begins:
-                begins[number] = bench.sender.settled
+                begins[number] = bench.outbox.settled
         last = bench.bus.pipes[-1]
         if last.ids and not bench.bus.capabilities.suffix_only:
             assert all(f.id <= f.settled + 2 * WINDOW_FRAMES for f in last.frames)
-            assert last.ids[-1] - bench.sender.settled <= WINDOW_FRAMES
+            assert last.ids[-1] - bench.outbox.settled <= WINDOW_FRAMES
     for number, each in enumerate(bench.bus.pipes):
         assert each.ids == ids(each.ids[0], each.ids[-1]) if each.ids else True
         assert not each.ids or each.ids[0] <= begins[number] + 1
@@ -242,5 +242,5 @@ async def test_whatever_happens_the_rules_hold(bench: Bench, seed: int) -> None:
         await ticks(5)
         if pipe.closed or pipe._error:
             await bench.pipe(len(bench.bus.pipes) - (not pipe._error))
-    assert bench.sender.settled == bench.outbox.last
+    assert bench.outbox.settled == bench.outbox.last
     assert len(bench.outbox) == 0

@@ -1,37 +1,34 @@
-"""One member of a failover group: what it knows, and what it may do with it. Pure: the runner is group.py.
+"""One line of a member: a sequence of blocks that it builds itself, and what it knows of the same sequence on the bus.
+
+A publisher has one line; an engine has one for each output window. Pure: group.py feeds it, membership.py decides over
+all lines of a member.
 
 The theory (PROTOCOL 5)
     All members build the same blocks from the same input: id and chain follow from the input alone. A sender begins at
     some s <= m + 1, goes on in order and passes over only ids <= m, where m is how far it *knows* that the bus holds
-    the sequence for every subscriber. So the first copy of a block always stands behind a copy of the one before it
-    (or, where single messages can be lost, is not settled until it does), and every reader drops what comes twice by
-    its id. That is all: whoever sends, and however many at once, each reader delivers 1, 2, 3, ...
+    the sequence for every subscriber. So the first copy of a block always stands after a copy of the one before it (or,
+    where single messages can be lost, is not settled until it does), and every reader drops duplicates by their id.
+    That is all: whoever sends, and however many at once, each reader delivers 1, 2, 3, ...
 
-    Nothing of it rests on a clock, a lease, a fence or an election. Two members that both believe to lead cost doubles,
-    which nobody sees. m too low costs doubles as well. m too high would be a hole, so it is taken only from
+    Nothing of it rests on a clock, a lease, a fence or an election. Two members that both believe to lead cost
+    duplicates, which nobody sees. m too low costs duplicates as well. m too high would be a hole, so it is taken only
+    from
         what this member had acknowledged itself,
-        blocks that its own accept rule accepted: their id where a bus loses ends only, else their `settled`,
+        blocks that its own accept rule accepted: their id where only the end of a pipe can be lost, else `settled`,
         the `settled` of beats of the same run.
     The election decides who saves the others the work, and sees to it that somebody works.
 
     It does rest on equal input. Chains show where it is not: a member whose block has another chain than the one on the
     bus leaves its group, with both named.
 
-Who may do what
-    standby      follows the topic, gives ids to its own blocks, keeps those past m, sends nothing
-    candidate    a standby that could go on where the bus stands, and campaigns
-    active       sends from m + 1
-    left         closed, or found out to differ; never comes back
-
-    Eligible to campaign is who has given ids up to m at least: then its outbox begins at m + 1 and no block is missing.
-    One restarted in the middle reads its input from the start and catches up first.
+m is `Outbox.settled`: the one place that says how far the sequence is on the bus.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from ..bus import Run
 from ..errors import BadFrame, InputDiffers, Stale
@@ -56,34 +53,23 @@ from .outbox import Outbox
 _LINK_AT = CHAIN_AT - 4  # side by side
 _HEARD_KEPT = 1_000  # chains that beats said: ten a second, when a block comes with each
 
-Role = Literal["standby", "candidate", "active", "left"]
-Event = Literal["eligible", "ineligible", "won", "lost", "suspended", "stalled", "handed over", "leave"]
 
-TABLE: dict[tuple[Role, Event], Role] = {
-    ("standby", "eligible"): "candidate",
-    ("candidate", "ineligible"): "standby",
-    ("candidate", "won"): "active",
-    ("active", "lost"): "standby",
-    ("active", "suspended"): "standby",
-    ("active", "stalled"): "standby",
-    ("active", "ineligible"): "standby",
-    ("active", "handed over"): "standby",
-    ("standby", "leave"): "left",
-    ("candidate", "leave"): "left",
-    ("active", "leave"): "left",
-}
+class Position(NamedTuple):
+    """How far a line is, as its beats say: the last id given, how far the bus holds it, and the chain of that block."""
+
+    given: int
+    settled: int
+    chain: int | None
 
 
-class Member:
-    """What a member knows. `m`: see above; `agreed`: the highest id at which its chain was seen to equal the bus's."""
+class Line:
+    """What a member knows of one line. `agreed`: the highest id at which its chain was seen to equal the bus's."""
 
     def __init__(self, source: int, run: int, outbox: Outbox, *, suffix_only: bool, buffer: int) -> None:
         """`buffer`: how many ids back chains are kept, of its own blocks and of those on the bus."""
         self.source = source
         self.run = run
         self.outbox = outbox
-        self.role: Role = "standby"
-        self.m = 0
         self.agreed = 0
         self._suffix_only = suffix_only
         self._buffer = buffer
@@ -94,22 +80,30 @@ class Member:
         self._accept = self._new_accept()
         self._past = 0  # how far the topic was followed, in all its parts
         self._at_end = False
+        self._leads = False
+        self._delivered = 0  # by us, or while we led
+        self._sent = [(0, 0)]  # after which block and up to which ours were confirmed, each time
 
     def _new_accept(self) -> Accept:
         return Accept(suffix_only=self._suffix_only, from_start=False)
 
     @property
+    def m(self) -> int:
+        """How far the bus is known to hold the sequence; see above."""
+        return self.outbox.settled
+
+    @property
     def eligible(self) -> bool:
-        """It could go on where the bus stands."""
-        return self.outbox.first <= self.m + 1 and self.outbox.last >= self.m
+        """It could go on where the bus stands: no block between m and its own next one is missing."""
+        return self.outbox.last >= self.outbox.settled
 
     @property
     def covered(self) -> int:
         """Up to here the bus holds what this member was given: past m, and with equal chains there or further on.
 
         A block further back than the bus's chains are known can be compared by nobody. It counts once the topic is
-        known to be past it: who waits for one block before giving the next would wait for ever. Another input is found
-        out at the first id that can be compared.
+        known to be past it; a user who waits for one block before giving the next would wait forever. Another input is
+        found out at the first id that can be compared (decision 12).
         """
         last, known = self.outbox.last, self._accept.sources.get(self.source)
         followed = known.last if known is not None else self.m if self._at_end else 0
@@ -117,28 +111,47 @@ class Member:
             return min(last, self.m)
         return min(self.agreed, self.m)
 
-    def step(self, event: Event) -> Role:
-        """Take a transition of the table. KeyError for one that is not in it."""
-        self.role = TABLE[self.role, event]
-        return self.role
+    @property
+    def delivered(self) -> int:
+        """Up to here the blocks of this member are delivered, by this member or by another one."""
+        return max(self._delivered, self.m if self._leads else self.covered)
+
+    @property
+    def position(self) -> Position:
+        """What beats say of it."""
+        return Position(self.outbox.last, self.m, self.chain_at(self.m))
+
+    def lead(self, *, leads: bool) -> None:
+        """This member begins or ends to send."""
+        self._delivered = self.delivered
+        self._leads = leads
+        if leads:
+            self._sent = [sent for sent in self._sent if sent[0] < sent[1]] + [(self.m, self.m)]
 
     def give(self, block: Sealed) -> None:
         """A block of our own input has its id. Raises InputDiffers if the bus has another one under it."""
         id, _, chain, _, _, _ = block
+        self.outbox.add(block)
         if id > self._known_to:
-            self.outbox.add(block)
             return
-        if id > self.m:
-            self.outbox.add(block)
-        else:
-            self.outbox.pass_over(block)
+        if id <= self.m:
             self._passed.add(id, chain)
         if (theirs := self._on_bus(id)) is not None:
             self._compare(id, chain, theirs)
 
     def acked(self, id: int) -> None:
-        """The bus confirmed what we sent, up to this id."""
+        """The bus confirmed what we sent, up to this id. What another member had sent meanwhile is not ours."""
+        (after, last), m = self._sent[-1], self.m
+        if m <= last:
+            self._sent[-1] = (after, id)
+        elif m < id:
+            self._sent.append((m, id))
+        self._delivered = max(self._delivered, id)
         self._advance(id)
+
+    def has_sent(self, id: int) -> bool:
+        """The bus confirmed this block to this member, and to no other."""
+        return any(after < id <= last for after, last in self._sent)
 
     def follow_all(self, messages: Sequence[tuple[Any, bytes]], limits: Limits = LIMITS) -> None:
         """Messages of the topic, with their positions, in the order of the bus. Raises as `follow` does."""
@@ -240,7 +253,10 @@ class Member:
                 self._advance(outcome.frame.settled)
 
     def heard(self, run: int, settled: int, chain: int | None) -> None:
-        """A beat on the control topic: `settled`, and the chain of that block if its sender still knew it."""
+        """A beat on the control topic: `settled`, and the chain of that block if its sender still knew it.
+
+        Raises InputDiffers, or Stale for a higher run.
+        """
         if run < self.run:
             return
         self._refuse_higher(run)
@@ -303,10 +319,9 @@ class Member:
             )
 
     def _advance(self, id: int) -> None:
-        if id > self.m:
-            self.m = id
+        if id > self.outbox.settled:
             self._known_to = max(self._known_to, id)
-            if taken := self.outbox.trim(id):
+            if taken := self.outbox.settle(id):
                 self._passed.extend(taken[0].id, chains_of([block.chain for block in taken]))
 
 
@@ -333,9 +348,3 @@ def _is_whole(data: bytes) -> bool:
     except BadFrame:
         return False
     return True
-
-
-def diagram() -> str:
-    """The transition table as a Mermaid state diagram; the docs show what this returns."""
-    lines = [f"    {before} --> {after}: {event}" for (before, event), after in TABLE.items()]
-    return "\n".join(["stateDiagram-v2", "    [*] --> standby", *lines, "    left --> [*]"])

@@ -11,7 +11,7 @@ import pytest
 
 from esp_pubsub.bus import Message, Run
 from esp_pubsub.errors import BadFrame, EspError, InputDiffers, Stale
-from esp_pubsub.failover.member import Member
+from esp_pubsub.failover.line import Line
 from esp_pubsub.failover.outbox import Outbox
 from esp_pubsub.wire.frame import BEAT, BLOCK, CLAIM, ROWS, Sealed, frames, glance, parse, seal, source_of
 
@@ -137,7 +137,7 @@ def size_of_a_read(chance: random.Random, ids: list[int]) -> int:
     return chance.choice((1, 3, 20, 60))
 
 
-def one_by_one(member: Member, messages: Sequence[bytes]) -> None:
+def one_by_one(member: Line, messages: Sequence[bytes]) -> None:
     for data in messages:
         try:
             frame = parse(data)
@@ -159,7 +159,7 @@ class Pair:
 
     def __init__(self, buffer: int, *, damages: bool) -> None:
         self.many, self.each = (
-            Member(OURS, RUN, Outbox(buffer, 1 << 20), suffix_only=True, buffer=buffer) for _ in range(2)
+            Line(OURS, RUN, Outbox(buffer, 1 << 20), suffix_only=True, buffer=buffer) for _ in range(2)
         )
         self.damages = damages
 
@@ -170,7 +170,7 @@ class Pair:
             raised_by(lambda: self.many.follow_all(read)), raised_by(lambda: one_by_one(self.each, messages))
         )
 
-    def both(self, step: Callable[[Member], object]) -> bool:
+    def both(self, step: Callable[[Line], object]) -> bool:
         return self._same(raised_by(lambda: step(self.many)), raised_by(lambda: step(self.each)))
 
     def _same(self, many: EspError | None, each: EspError | None) -> bool:
@@ -210,14 +210,14 @@ def live(seed: int, *, damages: bool) -> None:
             read = topic.messages[at : at + size_of_a_read(chance, ids_of(topic.messages[at:]))]
             going_on, at = pair.take(at, read, chance), at + len(read)
         elif chance.random() < 0.05:
-            pair.both(Member.rejoin)
+            pair.both(Line.rejoin)
             at = min(at, beginning(chance, topic.messages))
         elif chance.random() < 0.1:
             id = chance.randrange(topic.end)
             chain = chance.choice((None, inputs[0][id - 1].chain)) if id else None
             going_on = pair.both(lambda one: one.heard(RUN, id, chain))  # noqa: B023
         elif at == len(topic.messages):
-            pair.both(Member.reached_end)
+            pair.both(Line.reached_end)
         for _ in range(chance.choice((0, 1, 5, 20))):
             if given < BLOCKS and pair.each.outbox.room(INPUT[given].size) and going_on:
                 going_on = pair.both(lambda one: one.give(INPUT[given]))  # noqa: B023
@@ -232,8 +232,8 @@ def test_many_messages_say_what_each_of_them_says(seed: int, damages: bool) -> N
     live(seed, damages=damages)
 
 
-def follower(given: int = 0, buffer: int = 50) -> Member:
-    found = Member(OURS, RUN, Outbox(buffer, 1 << 20), suffix_only=True, buffer=buffer)
+def follower(given: int = 0, buffer: int = 50) -> Line:
+    found = Line(OURS, RUN, Outbox(buffer, 1 << 20), suffix_only=True, buffer=buffer)
     for block in INPUT[:given]:
         found.give(block)
     return found

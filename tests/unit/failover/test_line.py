@@ -1,19 +1,14 @@
-"""A member of a failover group: what moves m, what is compared, who may campaign, and which steps there are."""
+"""One line of a failover member: what moves m, what is compared, and when it is eligible."""
 
 from functools import cache
-from itertools import product
-from pathlib import Path
 
 import pytest
 
 from esp_pubsub.errors import InputDiffers, Stale
-from esp_pubsub.failover.member import TABLE, Event, Member, Role, diagram
+from esp_pubsub.failover.line import Line
 from esp_pubsub.failover.outbox import Outbox
 from esp_pubsub.wire.frame import BEAT, BLOCK, ROWS, Frame, Sealed, frames, parse, seal
 
-ROOT = Path(__file__).parents[3]
-ROLES: list[Role] = ["standby", "candidate", "active", "left"]
-EVENTS: list[Event] = ["eligible", "ineligible", "won", "lost", "suspended", "stalled", "handed over", "leave"]
 ANY_BUS = pytest.mark.parametrize("suffix_only", [True, False], ids=["suffix-only", "any bus"])
 
 
@@ -36,8 +31,8 @@ def chain(id_: int, line: str = "A") -> int:
     return sealed(id_, line).chain
 
 
-def member(given: int = 0, *, suffix_only: bool = True, run: int = 0, buffer: int = 100, line: str = "A") -> Member:
-    found = Member(7, run, Outbox(buffer, 1 << 20), suffix_only=suffix_only, buffer=buffer)
+def member(given: int = 0, *, suffix_only: bool = True, run: int = 0, buffer: int = 100, line: str = "A") -> Line:
+    found = Line(7, run, Outbox(buffer, 1 << 20), suffix_only=suffix_only, buffer=buffer)
     for id_ in range(1, given + 1):
         found.give(sealed(id_, line, run))
     return found
@@ -355,55 +350,6 @@ def test_chains_are_kept_of_a_full_buffer_and_of_the_block_in_front_of_it() -> N
         one.acked(id_ - 3)
     assert one.m == 4
     assert [id_ for id_ in range(1, 8) if one.chain_at(id_) is not None] == [4, 5, 6, 7]
-
-
-# roles
-
-
-def test_a_member_begins_as_a_standby() -> None:
-    assert member().role == "standby"
-
-
-@pytest.mark.parametrize(("role", "event"), list(product(ROLES, EVENTS)))
-def test_there_is_no_step_but_those_of_the_table(role: Role, event: Event) -> None:
-    one = member()
-    one.role = role
-    if (role, event) in TABLE:
-        assert one.step(event) == TABLE[role, event] == one.role
-    else:
-        with pytest.raises(KeyError):
-            one.step(event)
-        assert one.role == role
-
-
-def test_who_left_never_comes_back() -> None:
-    assert not [event for role, event in TABLE if role == "left"]
-
-
-def test_only_a_candidate_becomes_active() -> None:
-    assert [before for before, after in TABLE.items() if after == "active"] == [("candidate", "won")]
-
-
-def test_every_role_can_be_reached_and_left() -> None:
-    reached: set[Role] = {"standby"}
-    for _ in ROLES:
-        reached |= {after for (before, _), after in TABLE.items() if before in reached}
-    assert reached == set(ROLES)
-    assert {role for role, event in TABLE if event == "leave"} == set(ROLES) - {"left"}
-
-
-def test_the_diagram_shows_the_table_and_nothing_else() -> None:
-    first, start, *steps, end = diagram().splitlines()
-    assert (first, start.strip(), end.strip()) == ("stateDiagram-v2", "[*] --> standby", "left --> [*]")
-    assert [line.strip() for line in steps] == [f"{a} --> {b}: {event}" for (a, event), b in TABLE.items()]
-
-
-def test_the_docs_contain_the_generated_diagram() -> None:
-    pages = [page.read_text() for page in sorted((ROOT / "docs").rglob("*.md"))]
-    shown = [page for page in pages if "stateDiagram-v2" in page]
-    assert shown, "no page of the docs shows member.diagram()"
-    for page in shown:
-        assert diagram() in page
 
 
 @pytest.mark.parametrize("given", [0, 4], ids=["behind", "ahead"])

@@ -1,0 +1,138 @@
+"""What members of a group write to their control topic: beats and claims. Pure: bytes to words and back.
+
+A beat is the sign of life of a leader. It says what all members must have in common, who speaks, and how far each line
+is. A claim is the wish of a member to lead the next term of a log election (ballot.py). What members say of their setup
+in beats is compared by the others: members that are set up differently must not pass for one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+from ..errors import BadFrame, ConfigError
+from ..wire.frame import BEAT, CLAIM, Sealed, parse
+from ..wire.maps import read_map, seal_map
+from .line import Position
+
+_KINDS: dict[str, Any] = {"int": int, "str": str, "bool": bool, "int | None": int | None}
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the members of a group must have in common. Topic and schema of each line, in the same order."""
+
+    topics: tuple[str, ...]
+    schemas: tuple[str, ...]
+    body: str
+    election: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a member is. `process` is for the bus's death notices, `host` and `pid` are for people."""
+
+    name: str
+    nonce: int
+    process: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A leader's sign of life: its number in the term, and how far each line is."""
+
+    setup: Setup
+    identity: Identity
+    run: int
+    term: int
+    number: int
+    positions: tuple[Position, ...]
+    resigns: bool
+
+    def sealed(self, source: int) -> Sealed:
+        """As a frame of the control topic."""
+        values = {
+            "setup": asdict(self.setup), "identity": asdict(self.identity), "number": self.number,
+            "positions": self.positions, "resigns": self.resigns,
+        }  # fmt: skip
+        return seal_map(BEAT, values, source=source, run=self.run)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A member wants to lead the next term; the last beat it read was `saw_number` of the member `saw_nonce`."""
+
+    identity: Identity
+    run: int
+    term: int
+    saw_nonce: int
+    saw_number: int
+
+    def sealed(self, source: int) -> Sealed:
+        """As a frame of the control topic."""
+        values = {"identity": asdict(self.identity), "saw_nonce": self.saw_nonce, "saw_number": self.saw_number}
+        return seal_map(CLAIM, values, source=source, run=self.run)
+
+
+Word = Beat | Claim
+T = TypeVar("T", Identity, Beat, Claim)
+
+
+def read_word(data: bytes) -> Word | None:
+    """What a message of the control topic says; None for anything else, which has no voice there."""
+    try:
+        frame = parse(data)
+        if frame.kind not in (BEAT, CLAIM):
+            return None
+        values = read_map(frame)
+        identity = _sound(Identity(**values.pop("identity")))
+        if frame.kind == CLAIM:
+            return _sound(Claim(identity=identity, run=frame.run, term=frame.term, **values))
+        setup = _setup(**values.pop("setup"))
+        positions = tuple(_position(*each) for each in values.pop("positions"))
+        if len(positions) != len(setup.topics):
+            raise TypeError("not one position for each line")
+        return _sound(Beat(setup, identity, frame.run, frame.term, positions=positions, **values))
+    except (BadFrame, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _setup(topics: Any, schemas: Any, body: Any, election: Any) -> Setup:
+    setup = Setup(tuple(topics), tuple(schemas), body, election)
+    if not setup.topics or not all(isinstance(text, str) for text in (*setup.topics, *setup.schemas, body, election)):
+        raise TypeError("a setup is made of texts")
+    return setup
+
+
+def _position(given: Any, settled: Any, chain: Any) -> Position:
+    if not (isinstance(given, int) and isinstance(settled, int) and isinstance(chain, int | None)):
+        raise TypeError("a position is made of numbers")
+    return Position(given, settled, chain)
+
+
+def _sound(said: T) -> T:
+    """What came from elsewhere, if its plain fields are of the types that stand above; else TypeError."""
+    for field in fields(said):
+        if not isinstance(getattr(said, field.name), _KINDS.get(str(field.type), object)):
+            raise TypeError(f"{field.name} is not {field.type}")
+    return said
+
+
+def differences(ours: Setup, theirs: Setup) -> ConfigError | None:
+    """What two members should have in common and have not, both shown."""
+    pairs = [(name, one, other) for name, one, other in _pairs(ours, theirs) if one != other]
+    if not pairs:
+        return None
+    text = "; ".join(f"{name}: ours {one!r}, theirs {other!r}" for name, one, other in pairs)
+    return ConfigError(f"another member of this failover group is set up differently: {text}", differences=pairs)
+
+
+def _pairs(ours: Setup, theirs: Setup) -> Sequence[tuple[str, Any, Any]]:
+    one_line = len(ours.topics) == len(theirs.topics) == 1
+    lines: list[tuple[str, Any, Any]] = [
+        ("topic", ours.topics[0], theirs.topics[0]), ("schema", ours.schemas[0], theirs.schemas[0])
+    ] if one_line else [("topics", ours.topics, theirs.topics), ("schemas", ours.schemas, theirs.schemas)]  # fmt: skip
+    return [*lines, ("body", ours.body, theirs.body), ("election", ours.election, theirs.election)]
