@@ -139,8 +139,8 @@ class Group:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        if "campaign" in activities and self.membership.state == "standby":
-            await self._election.resign()  # it may have been won in this very turn
+        if self.membership.declines():
+            await self._election.resign()
 
     async def _activity(self, activity: Activity) -> None:
         match activity:

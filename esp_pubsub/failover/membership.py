@@ -178,6 +178,11 @@ class Membership:
         """The election says that we lead."""
         self._elected = term
 
+    def declines(self) -> bool:
+        """Whether a campaign was won in the very moment in which it was given up: then it has to be resigned."""
+        won, self._elected = self._elected, None
+        return won is not None
+
     def ended(self, how: Literal["lost", "suspended"]) -> None:
         """The election says that we lead no more, or that it cannot know."""
         self._ended = how

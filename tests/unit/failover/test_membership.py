@@ -187,6 +187,20 @@ def test_a_candidate_may_be_behind_for_a_moment_but_not_for_longer() -> None:
     assert one.due(1.3 + BEHIND) == "ineligible"
 
 
+def test_a_campaign_that_is_won_in_the_moment_in_which_it_is_given_up_is_declined() -> None:
+    one = member()
+    step(one, "eligible")
+    one.hear(beat(1, 0), 1.0)
+    assert [one.due(now) for now in (1.0, 1.0 + BEHIND)] == [None, "ineligible"]
+    step(one, "ineligible")
+    assert not one.declines()
+    one.elected(7)  # while the campaign is being cancelled
+    assert one.declines()
+    give(one.lines[0])
+    step(one, "eligible")
+    assert one.due(9.0) is None, "that term is over"
+
+
 # elected
 
 
