@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from .client import Home
 
 _log = logging.getLogger("esp_pubsub.publisher")
-_ROLES_KEPT = 100
 _TURN = 80 << 10  # work that injects may do before the loop gets a turn: a kilobyte a block, and its bytes
 
 Outcome = Literal["acked", "covered"]
@@ -340,7 +339,7 @@ class Publisher:
         """The group knows more than before, or has another role."""
         self._deliver(self._delivered)
         if self._observer is not None and self._group is not None:
-            self._observer.role(self, self._group.last_switch)
+            self._observer.role(self, self._group.roles.last)
 
     @property
     def _delivered(self) -> int:
@@ -459,13 +458,8 @@ class Publisher:
         """The role changes of this failover member from now on, as they happen; ends after the last, `left`."""
         if self._group is None:
             raise WrongOrder(f"the publisher on {self.topic} is in no failover group; pass failover=")
-        changes: asyncio.Queue[RoleChange] = asyncio.Queue(_ROLES_KEPT)
-        self._group.subscribe(changes)
-        try:
-            while self._group.role != "left" or not changes.empty():
-                yield await changes.get()
-        finally:
-            self._group.unsubscribe(changes)
+        async for change in self._group.roles.changes():
+            yield change
 
     @property
     def stats(self) -> PublisherStats:
@@ -484,7 +478,7 @@ class Publisher:
         group = self._group
         if group is None:
             return plain
-        return replace(plain, role=group.role, term=group.membership.term, last_switch=group.last_switch)
+        return replace(plain, role=group.role, term=group.membership.term, last_switch=group.roles.last)
 
     def _check(self) -> None:
         self._home.check()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from ._tasks import run_all
 from .bus import Break, Bus, Message, Place, parts
 from .errors import BusUnavailable, InputDiffers
 from .failover.accept import Accept, Outcome
@@ -83,12 +84,7 @@ class ReadBack:
 
     async def run(self, sender: Sender) -> None:
         """Send, and read it back, until cancelled. Raises InputDiffers, or what ends the sender."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(sender.run())
-                tasks.create_task(self._follow_on())
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
+        await run_all(sender.run(), self._follow_on())
 
     async def _follow_on(self) -> None:
         """Trouble is waited out: nothing is acknowledged meanwhile."""

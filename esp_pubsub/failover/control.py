@@ -13,10 +13,11 @@ from collections.abc import Callable
 from ..bus import Break, Bus, Feed, Pipe, Place
 from ..errors import BusUnavailable
 from ..wire.frame import frames
-from .words import Word, read_word
+from .words import Beat, Word, read_word
 
 _BACK = 256  # messages before the end with which a newcomer begins
 _PAUSE = 0.05
+_POSITION_EVERY = 1.0
 _WRITE_DEADLINE = 10.0  # the driver has a shorter one of its own
 
 
@@ -115,6 +116,20 @@ class Control:
             self._trouble(error)
             raise
         self.spoke_at = asyncio.get_running_loop().time()
+
+    async def repeat(self, beat: Callable[[int], Beat]) -> None:
+        """Write `beat(number)` whenever this member has said nothing for a second, until cancelled: on every bus, with
+        every election, a newcomer learns from the active member how far the sequence is.
+        """
+        loop, number = asyncio.get_running_loop(), 0
+        while True:
+            if loop.time() >= self.spoke_at + _POSITION_EVERY:
+                number += 1
+                try:
+                    await self.write(beat(number))
+                except BusUnavailable:
+                    self.spoke_at = loop.time()
+            await asyncio.sleep(max(0.0, self.spoke_at + _POSITION_EVERY - loop.time()))
 
     async def _write(self, message: list[bytes]) -> None:
         """Through a pipe that is dropped after any trouble, a cancelled write included."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from .._news import News
+from .._tasks import first_error, run_all
 from ..bus import Bus, Election
 from ..errors import BusUnavailable, Closed
 from ..sender import Sender
@@ -21,11 +22,11 @@ from .control import Control
 from .fence import Fence
 from .following import Following
 from .line import Line
-from .membership import ACTIVITIES, RESIGNS, Activity, Event, Membership, Role, RoleChange
+from .membership import ACTIVITIES, RESIGNS, Activity, Event, Membership, Role
+from .roles import HandOver, Roles
 from .words import Beat, Word
 
 _log = logging.getLogger("esp_pubsub.failover")
-_POSITION_EVERY = 1.0
 
 
 class Group:
@@ -43,12 +44,13 @@ class Group:
     ) -> None:
         """`changed` is called whenever what is delivered, or the role, may have changed."""
         self.membership = membership
-        self.last_switch: RoleChange | None = None
+        self.roles = Roles()
         self._senders = senders
         self._control = control
         self._election = election
         self._fence = fence
         self._changed = changed
+        self._name, self._topics = membership.identity.name, ", ".join(membership.setup.topics)
         self._loop = asyncio.get_running_loop()
         self._news = News()
         self._followings = [
@@ -56,11 +58,8 @@ class Group:
             for topic, line in zip(membership.setup.topics, membership.lines, strict=True)
         ]
         self._does: dict[Activity, asyncio.Task[None]] = {}
-        self._number = 0
-        self._hand_over: asyncio.Future[None] | None = None
-        self._waiting_for_hand_over = 0
+        self._hand_over = HandOver()
         self._resigns = False
-        self._role_queues: set[asyncio.Queue[RoleChange]] = set()
         control.listen(self._hear)
 
     async def run(self) -> None:
@@ -76,7 +75,7 @@ class Group:
                     await self._do_what_the_state_asks(tasks)
                     await self._take(await self._next_event())
         except ExceptionGroup as group:
-            raise _first(group) from None
+            raise first_error(group) from None
         finally:
             self.leave()
 
@@ -84,14 +83,6 @@ class Group:
     def role(self) -> Role:
         """What this member is now."""
         return self.membership.role
-
-    @property
-    def _name(self) -> str:
-        return self.membership.identity.name
-
-    @property
-    def _topics(self) -> str:
-        return ", ".join(self.membership.setup.topics)
 
     async def _next_event(self) -> Event:
         """Wait until the machine says that something is due."""
@@ -103,7 +94,7 @@ class Group:
                 membership.follows(at, follows=following.reads)
             if membership.was_handed_over:
                 membership.keep_leading()
-                self._end_hand_over()
+                self._hand_over.done()
             if (event := membership.due(now)) is not None:
                 return event
             try:
@@ -123,14 +114,12 @@ class Group:
             await self._election.resign()
             self._resigns = False
         if event == "handed over":
-            self._end_hand_over()
+            self._hand_over.done()
 
     async def _do_what_the_state_asks(self, tasks: asyncio.TaskGroup) -> None:
         for activity in ACTIVITIES[self.membership.state]:
             if activity not in self._does:
-                self._does[activity] = tasks.create_task(
-                    self._activity(activity), name=f"esp {activity} {self._topics}"
-                )
+                self._does[activity] = tasks.create_task(self._activity(activity), name=f"esp {activity}")
 
     async def _stop(self, *activities: Activity) -> None:
         """Cancel these and wait until they have ended, which is bounded."""
@@ -145,31 +134,19 @@ class Group:
     async def _activity(self, activity: Activity) -> None:
         match activity:
             case "follow":
-                await _all([following.run() for following in self._followings])
+                await run_all(*[following.run() for following in self._followings])
             case "campaign":
                 self.membership.elected(await self._election.campaign())
             case "catch up":
-                await _all([following.catch_up() for following in self._followings])
+                await run_all(*[following.catch_up() for following in self._followings])
                 self.membership.caught_up()
             case "watch":
                 self.membership.ended(await self._election.watch())
             case "send":
-                await _all([sender.run() for sender in self._senders])
+                await run_all(*[sender.run() for sender in self._senders])
             case "say position":
-                await self._say_position()
+                await self._control.repeat(partial(self.membership.beat, self.membership.term, resigns=False))
         self._news.tell()
-
-    async def _say_position(self) -> None:
-        """On every bus, with every election, the group's position is on the control topic at least once a second."""
-        loop = self._loop
-        while True:
-            if loop.time() >= self._control.spoke_at + _POSITION_EVERY:
-                self._number += 1
-                try:
-                    await self._control.write(self.membership.beat(self.membership.term, self._number, False))
-                except BusUnavailable:
-                    self._control.spoke_at = loop.time()
-            await asyncio.sleep(max(0.0, self._control.spoke_at + _POSITION_EVERY - loop.time()))
 
     # what happens
 
@@ -229,13 +206,9 @@ class Group:
                 sender.term = self.membership.term
         if change is None:
             return
-        self.last_switch = change
         if before == "active":
             _log.warning("Hot failover state switched to %s (%s): %s", change.role, event, self._name)
-        for queue in self._role_queues:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(change)
+        self.roles.changed(change)
         self._followed()
 
     def leave(self) -> None:
@@ -248,17 +221,14 @@ class Group:
                     "%s leaves with %d of the %d blocks that the bus holds", self._name, line.outbox.last, line.m
                 )
         self._step("leave")
-        done, self._hand_over = self._hand_over, None
-        if done is not None and not done.done():
-            last = (self.membership.hands_over_to or [0])[0]
-            done.set_exception(
-                Closed(
-                    f"{self._name} left its group before it had handed over: block {last} is not known to be on the "
-                    "bus; another member sends it, or this one once it is opened again",
-                    id=last,
-                )
+        last = (self.membership.hands_over_to or [0])[0]
+        self._hand_over.failed(
+            Closed(
+                f"{self._name} left its group before it had handed over: block {last} is not known to be on the bus; "
+                "another member sends it, or this one once it is opened again",
+                id=last,
             )
-            done.exception()  # it is seen, also if nobody waits any more
+        )
 
     async def hand_over(self) -> None:
         """Send what has an id, then let another member lead. Returns when that is done, or at once on a standby.
@@ -267,43 +237,14 @@ class Group:
         asked for: another member has sent it, or this one has when it led again. Closed if this member leaves before.
         Cancelled, by all who wait for it: this member leads on, unless everything was sent already.
         """
-        if self._hand_over is None:
-            if self.membership.role != "active":
-                return
-            self._hand_over = self._loop.create_future()
+        if not self._hand_over.waiting and self.membership.role != "active":
+            return
         self.membership.ask_hand_over()
         self._news.tell()
-        self._waiting_for_hand_over += 1
         try:
-            await asyncio.shield(self._hand_over)
+            await self._hand_over.wait()
         finally:
-            self._waiting_for_hand_over -= 1
-            if not self._waiting_for_hand_over and not self._resigns:
-                self._hand_over = None
+            if not self._hand_over.waiting and not self._resigns:
+                self._hand_over.given_up()
                 self.membership.keep_leading()
                 self._news.tell()
-
-    def _end_hand_over(self) -> None:
-        done, self._hand_over = self._hand_over, None
-        if done is not None and not done.done():
-            done.set_result(None)
-
-    def subscribe(self, queue: asyncio.Queue[RoleChange]) -> None:
-        """Put every role change into a queue; a full one loses its oldest."""
-        self._role_queues.add(queue)
-
-    def unsubscribe(self, queue: asyncio.Queue[RoleChange]) -> None:
-        """Undo `subscribe`."""
-        self._role_queues.discard(queue)
-
-
-async def _all(works: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """All of these, one for each line; the first that fails ends the others."""
-    async with asyncio.TaskGroup() as tasks:
-        for work in works:
-            tasks.create_task(work)
-
-
-def _first(group: ExceptionGroup[Exception]) -> Exception:
-    found = group.exceptions[0]
-    return _first(found) if isinstance(found, ExceptionGroup) else found

@@ -408,7 +408,7 @@ def a_hand_over_returns_when_leadership_ends(patch: pytest.MonkeyPatch) -> None:
         led = self.role == "active"
         step(self, event)
         if led:
-            self._end_hand_over()
+            self._hand_over.done()
 
     patch.setattr(Group, "_step", hasty)
 
