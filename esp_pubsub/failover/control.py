@@ -31,7 +31,7 @@ class Control:
         self.topic = topic
         self.run_number = run
         self.from_start = True
-        self.spoke_at = -math.inf
+        self._spoke_in, self._spoke_at = -1, -math.inf
         self._bus = bus
         self._source = source
         self._trouble = trouble
@@ -115,21 +115,22 @@ class Control:
         except BusUnavailable as error:
             self._trouble(error)
             raise
-        self.spoke_at = asyncio.get_running_loop().time()
+        self._spoke_in, self._spoke_at = word.term, asyncio.get_running_loop().time()
 
     async def repeat(self, beat: Callable[[int], Beat]) -> None:
-        """Write `beat(number)` whenever this member has said nothing for a second, until cancelled: on every bus, with
-        every election, a newcomer learns from the active member how far the sequence is.
+        """Write `beat(number)` whenever this member has said nothing for a second, or nothing yet in its term, until
+        cancelled: on every bus, with every election, a newcomer learns from the active member how far the sequence is.
         """
-        loop, number = asyncio.get_running_loop(), 0
+        loop, number = asyncio.get_running_loop(), 1
         while True:
-            if loop.time() >= self.spoke_at + _POSITION_EVERY:
+            said = beat(number)
+            if said.term != self._spoke_in or loop.time() >= self._spoke_at + _POSITION_EVERY:
                 number += 1
                 try:
-                    await self.write(beat(number))
+                    await self.write(said)
                 except BusUnavailable:
-                    self.spoke_at = loop.time()
-            await asyncio.sleep(max(0.0, self.spoke_at + _POSITION_EVERY - loop.time()))
+                    self._spoke_in, self._spoke_at = said.term, loop.time()
+            await asyncio.sleep(max(0.0, self._spoke_at + _POSITION_EVERY - loop.time()))
 
     async def _write(self, message: list[bytes]) -> None:
         """Through a pipe that is dropped after any trouble, a cancelled write included."""
