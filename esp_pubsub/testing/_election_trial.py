@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -134,12 +133,12 @@ class Seat:
 
     def _go_on(self) -> None:
         if self._reigns_now and not self._still and not self._dead:
-            self._since = time.monotonic()
+            self._since = asyncio.get_running_loop().time()
         self._trial.news.tell()
 
     def _pause(self) -> None:
         if self._since is not None:
-            self.reigns[-1].spans.append((self._since, time.monotonic()))
+            self.reigns[-1].spans.append((self._since, asyncio.get_running_loop().time()))
         self._since = None
         self._trial.news.tell()
 

@@ -1,4 +1,6 @@
-"""The suite can fail: a right election passes it, and one that is broken on purpose fails the check that is named."""
+"""The suite can fail: a right election passes it, and one that is broken on purpose fails the check that is named. On a
+virtual clock, so that no machine is too slow for it.
+"""
 
 import asyncio
 import contextlib
@@ -12,6 +14,7 @@ from esp_pubsub.bus import Election
 from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.testing._election_trial import Reign, Trial
+from esp_pubsub.testing.virtual import run_virtual
 
 NOTICE = 0.03
 PATIENCE = 0.3
@@ -388,18 +391,22 @@ BROKEN: dict[str, list[tuple[type[Desk], type[Waiter]]]] = {
 }
 
 
-async def report(name: str, desk: type[Desk], member: type[Waiter], *faults: str) -> elections.Report:
-    async def open_contest() -> elections.Contest:
-        made = desk(member)
-        hooks: Any = {fault: getattr(made, fault) for fault in faults}
-        return elections.Contest(member=made.member, patience=PATIENCE, **hooks)
+def contest(desk: type[Desk], member: type[Waiter], *faults: str) -> elections.Contest:
+    made = desk(member)
+    hooks: Any = {fault: getattr(made, fault) for fault in faults}
+    return elections.Contest(member=made.member, patience=PATIENCE, **hooks)
 
-    return await elections.run(open_contest, only=[name], quiet=0.06, limit=5.0)
+
+def report(name: str, desk: type[Desk], member: type[Waiter], *faults: str) -> elections.Report:
+    async def open_contest() -> elections.Contest:
+        return contest(desk, member, *faults)
+
+    return run_virtual(lambda _: elections.run(open_contest, only=[name], quiet=0.06, limit=5.0))
 
 
 @pytest.mark.parametrize("name", elections.CHECKS)
-async def test_a_right_election_passes(name: str) -> None:
-    found = await report(name, Desk, Waiter, *FAULTS)
+def test_a_right_election_passes(name: str) -> None:
+    found = report(name, Desk, Waiter, *FAULTS)
     assert found.ok, str(found)
 
 
@@ -411,8 +418,8 @@ async def test_a_right_election_passes(name: str) -> None:
         for pair in BROKEN[name]
     ],
 )
-async def test_a_broken_one_fails(name: str, desk: type[Desk], member: type[Waiter]) -> None:
-    found = await report(name, desk, member, *FAULTS)
+def test_a_broken_one_fails(name: str, desk: type[Desk], member: type[Waiter]) -> None:
+    found = report(name, desk, member, *FAULTS)
     assert list(found.failed) == [name], str(found)
 
 
@@ -420,15 +427,15 @@ def test_every_check_can_fail() -> None:
     assert list(BROKEN) == list(elections.CHECKS)
 
 
-async def test_what_a_maker_cannot_do_is_not_checked() -> None:
-    found = await report("a_leader_that_thaws_steps_down", Desk, Waiter, "freeze")
+def test_what_a_maker_cannot_do_is_not_checked() -> None:
+    found = report("a_leader_that_thaws_steps_down", Desk, Waiter, "freeze")
     assert [(result.outcome, result.reason) for result in found.results] == [
         ("skipped", "the maker of the contest cannot thaw a member")
     ]
 
 
-async def test_duels_are_counted_and_told() -> None:
-    found = await report("a_leader_that_thaws_steps_down", Desk, TellsLate, *FAULTS)
+def test_duels_are_counted_and_told() -> None:
+    found = report("a_leader_that_thaws_steps_down", Desk, TellsLate, *FAULTS)
     assert found.ok, str(found)
     assert len(found.duels) == 1
     assert PATIENCE / 2 < found.duels[0] < PATIENCE

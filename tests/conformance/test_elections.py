@@ -20,7 +20,7 @@ from esp_pubsub.failover.words import Beat, Identity, Setup
 from esp_pubsub.registry import driver
 from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.testing.faults import Faults
-from tests.support.contests import judge
+from tests.support.contests import judge, rounds_of_a_bus
 
 BEAT = 0.04
 PATIENCE = 10.0  # a loaded machine notices late; an election that never does is still found
@@ -39,10 +39,13 @@ class LogGroup:
         self.source = secrets.randbits(63)
         self.tasks: dict[str, list[asyncio.Task[None]]] = {}
 
-    async def bus(self, name: str) -> Bus:
+    async def connect(self) -> Bus:
         found = driver("embedded")
         bus: Bus = await found.open_bus(found.Options(dir=self.directory))
         return bus
+
+    async def bus(self, name: str) -> Bus:
+        return await self.connect()
 
     def identity(self, name: str, bus: Any) -> Identity:
         return Identity(name, secrets.randbits(63), bus.process, socket.gethostname(), os.getpid())
@@ -137,7 +140,7 @@ class FaultyGroup(LogGroup):
         self.gone: dict[str, asyncio.Event] = {}
 
     async def bus(self, name: str) -> Bus:
-        link = self.links[name] = Link(await super().bus(name), name, self.gone, **self.claims)
+        link = self.links[name] = Link(await self.connect(), name, self.gone, **self.claims)
         return link
 
     async def die(self, name: str) -> None:
@@ -166,7 +169,8 @@ async def carry_out(name: str, group: Any, *arguments: Any, **claims: bool) -> N
         made = group(*arguments, **claims)
         return elections.Contest(member=made.member, patience=PATIENCE, **made.hooks)
 
-    await judge(name, open_contest, quiet=QUIET, stall=SILENCE / 2, limit=120.0)
+    service = rounds_of_a_bus(group(*arguments, **claims).connect)
+    await judge(name, open_contest, service, quiet=QUIET, stall=SILENCE / 2, limit=120.0)
 
 
 @every_check

@@ -20,7 +20,7 @@ from esp_pubsub.bus import Election
 from esp_pubsub.config import load_options
 from esp_pubsub.registry import driver
 from esp_pubsub.testing import election_conformance as elections
-from tests.support.contests import Links, judge
+from tests.support.contests import Links, judge, rounds_of_a_bus
 from tests.support.proxy import Proxy
 from tests.support.server import HOST
 from tests.support.solace import Solace, open_bus, plain_place
@@ -83,7 +83,8 @@ async def test_the_flow_on_the_double(name: str) -> None:
             hooks = {**group.links.hooks, "die": group.links.lose}
             return elections.Contest(member=group.member, patience=PATIENCE, **hooks)
 
-        await judge(name, open_contest, quiet=QUIET, stall=1.0)
+        service = rounds_of_a_bus(lambda: open_double(f"{HOST}:{solace.port}"))
+        await judge(name, open_contest, service, quiet=QUIET, stall=1.0)
 
 
 @pytest.mark.usefixtures("solace_client", "what_is_left_is_told")
@@ -110,4 +111,4 @@ async def test_the_flow_on_a_broker(name: str) -> None:
 
         return elections.Contest(member=member, patience=PATIENCE)
 
-    await judge(name, open_contest, quiet=1.0, stall=1.0)
+    await judge(name, open_contest, rounds_of_a_bus(lambda: found.open_bus(options)), quiet=1.0, stall=1.0)

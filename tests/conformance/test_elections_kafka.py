@@ -21,14 +21,14 @@ from esp_pubsub.failover.words import Beat, Identity, Setup
 from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.transports.kafka import Options, open_bus
 from tests.chaos.kafka import KafkaWithWays
-from tests.support.contests import Links, judge
+from tests.support.contests import Links, judge, rounds_of_a_bus
 from tests.support.proxy import Proxy
 from tests.support.server import HOST
 
 PATIENCE = 40.0  # two timeouts of a link that hangs, and what a loaded machine adds
 QUIET = 2.0
 BEAT = 0.3  # so that a stall of the machine for a second deposes nobody
-STALL = 0.5  # who stood still for so long cannot complain that others did too
+STALL = 0.5  # less than half of a silence
 SETUP = Setup(("elections:0/p/q/w/I",), ("id*:int64",), "rows", "log")
 
 
@@ -82,4 +82,5 @@ async def test_the_log(name: str, broker: KafkaWithWays) -> None:
         group = Group(ways)
         return elections.Contest(member=group.member, patience=PATIENCE, **group.links.hooks)
 
-    await judge(name, open_contest, quiet=QUIET, stall=STALL, limit=180.0)
+    service = rounds_of_a_bus(lambda: open_bus(Options(hostport=broker.bootstrap)))
+    await judge(name, open_contest, service, quiet=QUIET, stall=STALL, limit=180.0, altogether=380.0)

@@ -19,7 +19,7 @@ from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.testing._election_trial import Trial
 from esp_pubsub.transports.rabbitmq import Options, open_bus
 from tests.integration.members import SCHEMA, Reader, inject, inject_until_refused, is_active
-from tests.support.contests import Links, judge
+from tests.support.contests import Links, judge, rounds_of_a_bus
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.server import HOST
@@ -75,7 +75,8 @@ async def test_presence(name: str, broker: RabbitMQ) -> None:
         hooks = {**group.links.hooks, "die": group.links.lose}
         return elections.Contest(member=group.member, patience=PATIENCE, **hooks)
 
-    await judge(name, open_contest, quiet=QUIET, stall=1.0)
+    service = rounds_of_a_bus(lambda: open_bus(Options(host=HOST, port=broker.nodes[0].port)))
+    await judge(name, open_contest, service, quiet=QUIET, stall=1.0)
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ import pytest
 from esp_pubsub.bus import Election
 from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.transports.rabbitmq import Options, open_bus, token
-from tests.support.contests import Links, judge
+from tests.support.contests import Links, judge, rounds_of_a_bus
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 from tests.support.server import HOST
@@ -51,7 +51,8 @@ async def test_the_token(name: str, rabbitmq: RabbitMQ) -> None:
         group = Group(rabbitmq)
         return elections.Contest(member=group.member, patience=PATIENCE, **group.links.hooks)
 
-    await judge(name, open_contest, quiet=QUIET, stall=1.0)
+    service = rounds_of_a_bus(lambda: open_bus(Options(host=HOST, port=rabbitmq.nodes[0].port)))
+    await judge(name, open_contest, service, quiet=QUIET, stall=1.0)
 
 
 async def test_a_leader_that_gives_the_token_back_gets_it_again_before_a_standby(

@@ -101,13 +101,11 @@ class StreamGroup(log.FaultyGroup):
     """Members of a group whose control topic is a stream; their links have faults."""
 
     def __init__(self, rabbitmq: RabbitMQ) -> None:
-        super().__init__(Path())
+        super().__init__(Path(), deaths=False)
         self.rabbitmq = rabbitmq
 
-    async def bus(self, name: str) -> Bus:
-        bus = await open_rabbitmq(self.rabbitmq, mode="stream")
-        link = self.links[name] = log.Link(bus, name, self.gone, deaths=False)
-        return link
+    async def connect(self) -> Bus:
+        return await open_rabbitmq(self.rabbitmq, mode="stream")
 
 
 @pytest.mark.parametrize("name", [name for name in elections.CHECKS if "twenty" not in name])  # that one is long
