@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from kazoo.client import KazooClient
 
 from esp_pubsub.bus import Election
 from esp_pubsub.testing import election_conformance as elections
 from esp_pubsub.transports.zookeeper import open_election
-from tests.support.contests import Links, Round, judge
+from tests.support.contests import Links, judge
 from tests.support.proxy import Proxy
+from tests.support.zookeeper import rounds
 
 PATIENCE = 20.0  # a session, its rounding by the server, and what a loaded machine adds
 QUIET = 0.5
@@ -45,29 +45,10 @@ class Group:
         return {**self.links.hooks, "lose": self.links.silence} if self.hang else self.links.hooks
 
 
-@contextlib.asynccontextmanager
-async def rounds(hosts: str) -> AsyncIterator[Round]:
-    """A value set, and read."""
-    path = f"/probe-{secrets.token_hex(4)}"
-    client = KazooClient(hosts, timeout=30)
-
-    def ask() -> None:
-        client.set(path, b"")
-        client.get(path)
-
-    await asyncio.to_thread(client.start)
-    try:
-        await asyncio.to_thread(client.create, path, ephemeral=True)
-        yield lambda: asyncio.to_thread(ask)
-    finally:
-        await asyncio.to_thread(client.stop)
-        client.close()
-
-
 @pytest.mark.parametrize(("name", "hang"), CASES, ids=[f"{name}{'-hang' * hang}" for name, hang in CASES])
 async def test_zookeeper(name: str, hang: bool, zookeeper: Any) -> None:
     async def open_contest() -> elections.Contest:
         group = Group(zookeeper.hosts, hang=hang)
         return elections.Contest(member=group.member, patience=PATIENCE, **group.hooks)
 
-    await judge(name, open_contest, lambda: rounds(zookeeper.hosts), quiet=QUIET, stall=0.5)
+    await judge(name, open_contest, rounds(zookeeper.hosts), quiet=QUIET, stall=0.5)

@@ -14,6 +14,7 @@ import pytest
 
 import esp_pubsub as esp
 from esp_pubsub.bus import Bus, Pipe
+from esp_pubsub.failover import ballot, log_election
 from esp_pubsub.failover.group import Group
 from esp_pubsub.testing.faults import Faults
 from esp_pubsub.wire.frame import frames
@@ -168,14 +169,14 @@ async def test_hand_over_under_load_loses_and_doubles_nothing(bus_directory: Pat
         await is_active(b)
 
 
-async def test_leadership_goes_to_and_fro_at_once(bus_directory: Path) -> None:
+async def test_leadership_goes_to_and_fro_at_once(bus_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a silence: here it is so long that the test would end before."""
+    monkeypatch.setattr(ballot, "SILENT_BEATS", 10_000)
+    monkeypatch.setattr(log_election, "UNHEARD_BEATS", 10_000)
     async with pair(bus_directory) as (a, b):
-        loop = asyncio.get_running_loop()
         for before, after in ((a, b), (b, a), (a, b), (b, a)):
-            begun = loop.time()
             await before.hand_over()
             await is_active(after)
-            assert loop.time() - begun < 0.6, "less than a silence"
             await never(lambda: after.stats.role != "active", 0.2)  # noqa: B023
 
 

@@ -64,7 +64,7 @@ async def judge(
     loop = asyncio.get_running_loop()
     context = elections.Context(open_contest=open_contest, quiet=quiet, limit=limit)
     last = loop.time() + altogether - limit  # what begins later could not end in time
-    async with _watched(service) as probe:
+    async with watched(service) as probe:
         while True:
             probe.begin()
             try:
@@ -80,7 +80,7 @@ async def judge(
             return
 
 
-class _Probe:
+class Probe:
     """Asks the service again and again, and notes for how long there was no answer."""
 
     def __init__(self, ask: Round) -> None:
@@ -98,6 +98,7 @@ class _Probe:
         return max(self._longest, self._loop.time() - self._answered_at)
 
     async def run(self) -> None:
+        """Ask until cancelled."""
         while True:
             await self._ask()
             self._longest, self._answered_at = self.longest, self._loop.time()
@@ -105,10 +106,11 @@ class _Probe:
 
 
 @contextlib.asynccontextmanager
-async def _watched(service: Service) -> AsyncIterator[_Probe]:
+async def watched(service: Service) -> AsyncIterator[Probe]:
+    """Ask a service all the time."""
     async with service() as ask:
         await ask()  # what is slow the first time only
-        probe = _Probe(ask)
+        probe = Probe(ask)
         running = asyncio.create_task(probe.run())
         try:
             yield probe
@@ -117,6 +119,12 @@ async def _watched(service: Service) -> AsyncIterator[_Probe]:
             await asyncio.wait([running])
     if not running.cancelled():
         running.result()
+
+
+@contextlib.asynccontextmanager
+async def this_process() -> AsyncIterator[Round]:
+    """The loop and a thread, which both want the processor."""
+    yield lambda: asyncio.to_thread(lambda: None)
 
 
 def rounds_of_a_bus(open_bus: Callable[[], Awaitable[Bus]]) -> Service:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kazoo.client import KazooClient
+
+from .contests import Round, Service
 from .install import classpath, java
 from .server import HOST, Broker, Server, ServerFailed, clean_environment, free_ports
 
@@ -80,3 +86,26 @@ class ZooKeeper(Broker):
     def _use(self) -> None:
         if not self.nodes[0].serves():
             raise ServerFailed("no answer to srvr")
+
+
+def rounds(hosts: str) -> Service:
+    """A value set, and read, over a link of its own."""
+    path = f"/probe-{secrets.token_hex(4)}"
+
+    @contextlib.asynccontextmanager
+    async def service() -> AsyncIterator[Round]:
+        client = KazooClient(hosts, timeout=30)
+
+        def ask() -> None:
+            client.set(path, b"")
+            client.get(path)
+
+        await asyncio.to_thread(client.start)
+        try:
+            await asyncio.to_thread(client.create, path, ephemeral=True)
+            yield lambda: asyncio.to_thread(ask)
+        finally:
+            await asyncio.to_thread(client.stop)
+            client.close()
+
+    return service

@@ -198,26 +198,31 @@ def test_only_what_is_on_the_bus_was_published(
     assert capsys.readouterr().err == f"esp: {line}\n"
 
 
-async def test_a_standby_says_once_when_it_has_taken_its_place(
-    bus_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines: asyncio.Queue[str] = asyncio.Queue()
-    monkeypatch.setattr(command, "say", lines.put_nowait)
-    monkeypatch.setattr(command, "_STANDS_BY", 0.6)
-    feed = tmp_path / "feed.csv"
-    feed.write_text("1,a\n2,b\n")
-    member = options(feed, growinginputfile=True, failovergroup="feed")
-    first = asyncio.ensure_future(publish(member, {"dir": str(bus_directory)}))
-    await come(bus_directory, 2)
-    await asyncio.sleep(1.3)
-    assert lines.empty(), "who leads stands by for nobody"
-    second = asyncio.ensure_future(publish(member, {"dir": str(bus_directory)}))
-    assert await asyncio.wait_for(lines.get(), 60) == "standing by in group feed, which is at block 2"
-    await asyncio.sleep(1.3)
-    assert lines.empty(), "once is enough"
-    for each in first, second:
-        each.cancel()
-        await asyncio.wait([each])
+def test_a_standby_says_once_when_it_has_taken_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(command, "say", lines.append)
+    feed = esp.Failover("feed")
+
+    async def scene(init: Any) -> None:
+        async with init() as one, one.publisher(URL, SCHEMA, failover=feed) as first:
+            async with command._standby_said(first, feed):
+                await first.inject([(1, "a")])
+                await (await first.inject([(2, "b")]))
+                await asyncio.sleep(10)
+            assert lines == [], "who leads stands by for nobody"
+            async with (
+                init() as two,
+                two.publisher(URL, SCHEMA, failover=feed) as second,
+                command._standby_said(second, feed),
+            ):
+                await asyncio.sleep(10)
+                assert lines == [], "it is not where its group is"
+                await second.inject([(1, "a")])
+                await second.inject([(2, "b")])
+                await asyncio.sleep(10)
+        assert lines == ["standing by in group feed, which is at block 2"]
+
+    run_virtual(scene)
 
 
 async def test_a_member_with_another_input_ends_with_the_way_out_said_once(
