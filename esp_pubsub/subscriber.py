@@ -398,9 +398,9 @@ class Subscriber:
                 self._bad(
                     BadMessage(frame.position, f"block {frame.id} is beyond the window of its settled {frame.settled}")
                 )
-            case Dropped(frame, why):
+            case Dropped(frame, why, admits):
                 self._counts[_COUNTED[why]] += 1
-                self._let_go(frame.position, frame)
+                self._let_go(frame.position, frame, admits)
             case BadMessage():
                 self._bad(outcome)
             case _:
@@ -415,8 +415,8 @@ class Subscriber:
         self._let_go(bad.position)
         self._notify(bad)
 
-    def _let_go(self, position: Any, frame: Frame | None = None) -> None:
-        if self._ledger is None or self._ledger.dropped(position, frame):
+    def _let_go(self, position: Any, frame: Frame | None = None, admits: int = 0) -> None:
+        if self._ledger is None or self._ledger.dropped(position, frame, admits):
             self._to_release.append(position)
 
     def _broken(self, broken: Break) -> None:

@@ -14,6 +14,9 @@ term, no lease: several senders at once are nothing but doubles. Subscribers, st
 checker all run this code.
 
 What a diverged frame says is not believed: it proves nothing, and neither does what continues from its chain.
+
+A reader that starts again, from what was stored, gets the blocks behind that once more. Where one of them was delivered
+because another frame proved that nothing comes before it, that frame has to come again with it: a `Dropped` says so.
 """
 
 from __future__ import annotations
@@ -32,19 +35,27 @@ DIVERGED_KEPT = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A frame that is not delivered: why is `double`, `stale`, `diverged`, `beat` or `beyond`."""
+    """A frame that is not delivered: why is `double`, `stale`, `diverged`, `beat` or `beyond`.
+
+    `admits` is the last block of its source that was delivered because another frame proved that nothing comes before
+    it, if this frame proves that too; else 0.
+    """
 
     frame: Frame
     why: str
+    admits: int = 0
 
 
 Outcome = Frame | Dropped | Missed | Joined | NewRun | InputDiffers | Forgotten | BadMessage
 
 
 class Source:
-    """What a reader knows of one sequence: run, last id delivered and its chain (None: unknown), frames held."""
+    """What a reader knows of one sequence: run, last id delivered and its chain (None: unknown), frames held.
 
-    __slots__ = ("chain", "diverged", "hold", "joining", "last", "number", "run")
+    `admitted` is the last block delivered that needed another frame's proof; 0 if none did.
+    """
+
+    __slots__ = ("admitted", "chain", "diverged", "hold", "joining", "last", "number", "run")
 
     def __init__(self, number: int, run: int, last: int = 0, chain: int | None = 0, *, joining: bool = False) -> None:
         self.number = number
@@ -52,6 +63,7 @@ class Source:
         self.last = last
         self.chain = chain
         self.joining = joining
+        self.admitted = 0
         self.hold: dict[int, Frame] = {}
         self.diverged: dict[int, int] = {}
 
@@ -125,13 +137,13 @@ class Accept:
             yield Dropped(frame, "stale")
             return
         elif frame.run > source.run:
-            yield from (Dropped(held, "stale") for held in source.hold.values())
+            yield from (self._drop(source, held, "stale") for held in source.hold.values())
             yield NewRun(frame.source, source.run, frame.run)
             source = self._begin(frame)
         self.sources[frame.source] = self.sources.pop(frame.source)  # the order in which they were last seen
         if frame.kind != BLOCK:
             yield from self._prove(source, frame.settled)
-            yield Dropped(frame, "beat")
+            yield self._drop(source, frame, "beat")
         else:
             yield from self._block(frame, source)
 
@@ -144,11 +156,13 @@ class Accept:
             if frame.id == source.last and source.chain is not None and frame.chain != source.chain:
                 yield from self._diverge(source, frame, source.chain, frame.chain)
             else:
-                yield Dropped(frame, "double")
+                yield self._drop(source, frame, "double")
         elif frame.id in source.hold:
-            yield Dropped(frame, "double")
-            if frame.chain == source.hold[frame.id].chain:  # the same block, whose sender may know more by now
-                yield from self._prove(source, self.proven(frame))
+            if frame.chain != source.hold[frame.id].chain:
+                yield Dropped(frame, "double")
+                return
+            yield from self._prove(source, self.proven(frame))  # the same block, whose sender may know more by now
+            yield self._drop(source, frame, "double")
         else:
             source.hold[frame.id] = frame
             yield from self._prove(source, self.proven(frame))
@@ -164,6 +178,10 @@ class Accept:
         if frame.kind != BLOCK:
             return frame.settled
         return frame.id - 1 if self.suffix_only else min(frame.settled, frame.id - 1)
+
+    def _drop(self, source: Source, frame: Frame, why: str) -> Dropped:
+        """Drop a frame of the source's run, and say what was delivered that needs it, or another one that proves it."""
+        return Dropped(frame, why, source.admitted if self.proven(frame) >= source.admitted - 1 else 0)
 
     def _begin(self, frame: Frame) -> Source:
         """A source never seen, or its next run: from 0, or from where this frame proves that we joined."""
@@ -194,6 +212,8 @@ class Accept:
             if source.chain is not None and frame.link != source.chain:
                 yield from self._diverge(source, frame, source.chain, frame.link)
                 return
+            if source.chain is None and self.proven(frame) < source.last:
+                source.admitted = frame.id
             source.last = frame.id
             source.chain = frame.chain
             if source.joining:
@@ -222,7 +242,7 @@ class Accept:
             number = next(iter(self.sources))
             source = self.sources.pop(number)
             self.from_start = False
-            yield from (Dropped(held, "stale") for held in source.hold.values())
+            yield from (self._drop(source, held, "stale") for held in source.hold.values())
             yield Forgotten(number, source.run, source.last)
 
     def redelivery(self) -> None:

@@ -4,7 +4,8 @@ Two orders meet here. Messages *arrive* in the order of the bus; blocks are *del
 their ids. Confirming a block makes its state final at once, but a position may be stored only when everything that
 arrived in front of it is done: confirmed, or dropped. A block that was held, or one not yet confirmed, stops it. So the
 stored state may be ahead of the stored position, never behind it, and whoever goes on from there drops what it reads
-again as doubles.
+again as doubles. But what was dropped and has proven that a block could be delivered has to come again with the block:
+it is done when the block is.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Ledger:
         self._delivered: deque[_Delivered] = deque()
         self._unstored: deque[_Delivered] = deque()
         self._adrift: dict[tuple[int, int, int], _Delivered] = {}
+        self._proofs: dict[tuple[int, int, int], Any] = {}  # by block, the position of a frame without which it is held
 
     def __len__(self) -> int:
         """Blocks that were delivered and are not confirmed."""
@@ -65,20 +67,32 @@ class Ledger:
         self._arrived.append(position)
         self._undone.add(position)
 
-    def dropped(self, position: Any, frame: Frame | None = None) -> bool:
-        """A message will not be delivered; True if it may be let go at once.
+    def dropped(self, position: Any, frame: Frame | None = None, admits: int = 0) -> bool:
+        """A message will not be delivered; True if it may be let go at once. `admits` is what `Dropped` says.
 
-        Not so one that was delivered from a feed that died and came back: it is let go when its block is confirmed and
-        that is stored.
+        Not so one that was delivered from a feed that died and came back, or without which a block that was delivered
+        would be held when it comes again: it is let go when that block is confirmed and that is stored. One such frame
+        is enough for a block.
         """
         if frame is not None and self._adrift:
             delivered = self._adrift.pop((frame.source, frame.run, frame.id), None)
             if delivered is not None:
                 delivered.position = position
                 return False
+        if frame is not None and admits:
+            block = frame.source, frame.run, admits
+            if block not in self._proofs and self._comes_again(*block):
+                self._proofs[block] = position
+                return False
         self._undone.discard(position)
         self._move_on()
         return True
+
+    def _comes_again(self, source: int, run: int, id: int) -> bool:
+        """Whether that block was delivered, and is not confirmed or that is not stored."""
+        confirmed = self.known.get(source, (-1, 0, 0))[:2] >= (run, id)
+        blocks = self._unstored if confirmed else self._delivered
+        return any(block.id == id and block.run == run and block.source == source for block in blocks)
 
     def delivered(self, frame: Frame) -> int:
         """A block goes to the user; returns the number to confirm it by."""
@@ -98,6 +112,8 @@ class Ledger:
                 known = (block.run, block.id, block.chain)
             self.known[block.source] = known
             self._undone.discard(block.position)
+            if self._proofs:
+                self._let_go_of_proof(block)
             self._unstored.append(block)
             self.confirmed = block.serial
         self._move_on()
@@ -109,9 +125,14 @@ class Ledger:
         while unstored and unstored[0].serial <= serial:
             block = unstored.popleft()
             self._undone.discard(block.position)
+            if self._proofs:
+                self._let_go_of_proof(block)
             self._adrift.pop((block.source, block.run, block.id), None)
         self._move_on()
         return bool(self.done != done)
+
+    def _let_go_of_proof(self, block: _Delivered) -> None:
+        self._undone.discard(self._proofs.pop((block.source, block.run, block.id), None))
 
     def _move_on(self) -> None:
         arrived, undone = self._arrived, self._undone
@@ -127,6 +148,7 @@ class Ledger:
         self.done = None
         self._arrived.clear()
         self._undone.clear()
+        self._proofs.clear()
         for block in (*self._unstored, *self._delivered):
             block.position = None
             self._adrift[block.source, block.run, block.id] = block

@@ -282,8 +282,10 @@ def _follow(reader: Grouped, outcomes: Iterable[Outcome]) -> None:
         reader.judge(outcome)
         if isinstance(outcome, Frame):
             reader.serials.append((reader.ledger.delivered(outcome), outcome.id))
-        elif isinstance(outcome, Dropped) and reader.ledger.dropped(outcome.frame.position, outcome.frame):
-            reader.released += (outcome.frame.position,)
+        elif isinstance(outcome, Dropped):
+            dropped = outcome.frame
+            if reader.ledger.dropped(dropped.position, dropped, outcome.admits):
+                reader.released += (dropped.position,)
 
 
 @cache

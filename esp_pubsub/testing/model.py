@@ -96,9 +96,9 @@ def scenes() -> list[Scene]:
                    **_QUEUES, **_ALONE, quick=True),
         GroupScene("group, queue, held", "the same with blocks that are held", lives=1, **_QUEUES, **_ALONE),
         GroupScene("group, queue, late", "a group that has read of another source comes when some has been sent",
-                   late=True, lives=2, troubles=False, progress=False, **_QUEUES, **_ALONE),
-        # No progress is asked of it: a beat that lets a held block through is released at once, so a reader that
-        # restarts before it has confirmed that block waits for the sender's next word.
+                   late=True, lives=2, troubles=False, **_QUEUES, **_ALONE),
+        GroupScene("group, queue, beat", "a group comes between two blocks, a beat lets the second one through",
+                   late=True, lives=2, blocks=2, troubles=False, **_QUEUES, **_ALONE, quick=True),
         GroupScene("group of two, queue", "its readers take over from each other", in_group=2, lives=2, blocks=2,
                    **_QUEUES, **_ALONE),
     ]  # fmt: skip

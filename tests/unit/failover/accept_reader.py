@@ -127,7 +127,11 @@ class Reader:
         elif isinstance(o, Dropped):
             self.settle(o.frame)
             if o.why == "double":
-                assert o.frame.id <= max(self.cursor, self.proof) or any(w.id == o.frame.id for w in self.waiting)
+                assert (
+                    o.frame.id <= max(self.cursor, self.proof)
+                    or o.frame.chain in self.diverged
+                    or any(w.id == o.frame.id for w in self.waiting)
+                )
             elif o.why == "beat":
                 assert o.frame.kind == BEAT
             elif o.why == "beyond":

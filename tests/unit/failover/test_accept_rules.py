@@ -66,6 +66,34 @@ def test_a_run_that_was_there_when_the_reader_joined_is_joined_and_not_missed() 
     assert accept.receive(block(3, run=2)) == (NewRun(7, 1, 2), Missed(7, 2, 1, 2), block(3, run=2))
 
 
+# What was delivered on another frame's proof: a frame that is dropped and proves it too says so.
+
+
+def admitted(*log: Frame, from_start: bool = True) -> list[int]:
+    """What each frame that is dropped says."""
+    accept = Accept(suffix_only=False, from_start=from_start)
+    return [o.admits for frame in log for o in accept.receive(frame) if isinstance(o, Dropped)]
+
+
+def test_a_frame_admits_the_block_that_needed_its_proof_and_one_that_proves_less_does_not() -> None:
+    assert admitted(block(1), block(4), beat(2), beat(3), beat(2), beat(9)) == [0, 4, 0, 4]
+    assert admitted(block(3, 1), beat(2), from_start=False) == [3]
+    assert admitted(block(1), block(3), block(3, 2), block(3, 2), block(3)) == [3, 3, 0]
+
+
+def test_a_frame_admits_nothing_where_blocks_came_in_order_or_proved_themselves() -> None:
+    assert admitted(block(1), block(3), block(2), beat(3), block(2, 1)) == [0, 0]
+    assert admitted(block(1), block(4, 3), beat(4)) == [0]
+    assert admitted(block(5, 4), beat(5), from_start=False) == [0]
+    assert admitted(block(2), block(1), beat(2), from_start=False) == [0]
+    assert admitted(block(1), block(3), block(3, 2, "B"), from_start=True) == [0]  # another input: it proves nothing
+
+
+def test_a_held_block_that_admits_says_so_when_a_new_run_ends_it() -> None:
+    held = block(6, 3)
+    assert admitted(block(1), block(4), held, block(1, run=1), beat(5, run=1)) == [4, 0]
+
+
 # Each rule of PROTOCOL 4 by an example.
 
 A = block
@@ -83,14 +111,15 @@ EXAMPLES: list[tuple[str, bool, bool, list[Frame], list[Outcome]]] = [
     ("settled proves in part", False, True, [A(1), A(5, 2)], [A(1), Missed(7, 0, 2, 2)]),
     ("held ones between the missed", False, True, [A(1), A(3), A(5), A(7, 6)],
      [A(1), Missed(7, 0, 2, 2), A(3), Missed(7, 0, 4, 4), A(5), Missed(7, 0, 6, 6), A(7, 6)]),
-    ("a beat proves", False, True, [A(1), A(3), beat(2)], [A(1), Missed(7, 0, 2, 2), A(3), Dropped(beat(2), "beat")]),
+    ("a beat proves", False, True, [A(1), A(3), beat(2)],
+     [A(1), Missed(7, 0, 2, 2), A(3), Dropped(beat(2), "beat", 3)]),
     ("a beat proves what nobody sees", False, True, [A(1), beat(3)],
      [A(1), Missed(7, 0, 2, 3), Dropped(beat(3), "beat")]),
     ("a beat of what was delivered says nothing", False, True, [A(1), beat(1)], [A(1), Dropped(beat(1), "beat")]),
     ("a beat proves on a suffix-only bus too", True, True, [A(1), beat(2)],
      [A(1), Missed(7, 0, 2, 2), Dropped(beat(2), "beat")]),
     ("a later copy of what is held proves more", False, True, [A(1), A(3), A(3, 2)],
-     [A(1), Dropped(A(3, 2), "double"), Missed(7, 0, 2, 2), A(3)]),
+     [A(1), Missed(7, 0, 2, 2), A(3), Dropped(A(3, 2), "double", 3)]),
     ("what comes after it was missed is a double", True, True, [A(2), A(1)],
      [Missed(7, 0, 1, 1), A(2), Dropped(A(1), "double")]),
     ("a joiner begins with what it sees", True, False, [A(5), A(6)], [Joined(7, 0, 5), A(5), A(6)]),
@@ -236,7 +265,7 @@ def test_who_is_still_joining_when_it_resumes_is_not_told_what_went_before_it_ca
         accept.redelivery()
         assert accept.resume(stored) == []
         assert accept.receive(A(5, 2)) == ()
-        assert accept.receive(beat(5)) == (Joined(7, 0, 5), A(5, 2), Dropped(beat(5), "beat"))
+        assert accept.receive(beat(5)) == (Joined(7, 0, 5), A(5, 2), Dropped(beat(5), "beat", 5))
 
 
 def test_who_is_still_joining_goes_on_from_what_its_group_has_confirmed_since() -> None:

@@ -42,9 +42,9 @@ class Reader:
         self.ledger.arrived(frame.position)
         return frame
 
-    def drop(self, position: Any, id_: int | None = None) -> bool:
+    def drop(self, position: Any, id_: int | None = None, admits: int = 0) -> bool:
         self.ledger.arrived(position)
-        return self.ledger.dropped(position, BLOCKS[id_ - 1]._replace(position=position) if id_ else None)
+        return self.ledger.dropped(position, BLOCKS[id_ - 1]._replace(position=position) if id_ else None, admits)
 
     def confirm(self, id_: int) -> bool:
         return self.ledger.confirm(self.serials[id_])
@@ -185,11 +185,84 @@ def test_two_feeds_may_die_before_anything_is_confirmed() -> None:
     assert reader.ledger.done == "feed 2"
 
 
+def test_what_admits_a_block_is_done_when_the_block_is_confirmed() -> None:
+    reader = Reader()
+    reader.deliver(1)
+    reader.deliver(3)
+    assert not reader.drop("proof", 4, admits=3)
+    reader.deliver(5)
+    assert reader.confirm(1)
+    assert reader.ledger.done == 1
+    assert reader.confirm(3)
+    assert reader.ledger.done == "proof"
+    reader.ledger.stored(reader.ledger.confirmed)
+    assert reader.drop("later", 4, admits=3)
+
+
+def test_what_admits_a_block_that_is_confirmed_is_done_when_that_is_stored() -> None:
+    reader = Reader()
+    reader.deliver(3)
+    reader.confirm(3)
+    assert not reader.drop("proof", 4, admits=3)
+    assert reader.ledger.done == 3
+    assert reader.ledger.stored(reader.ledger.confirmed)
+    assert reader.ledger.done == "proof"
+
+
+def test_what_admits_nothing_that_is_unconfirmed_is_let_go_at_once() -> None:
+    reader = Reader()
+    assert reader.drop("nothing delivered", 4, admits=3)
+    reader.deliver(3)
+    assert reader.drop("nothing admitted", 4)
+    reader.confirm(3)
+    reader.ledger.stored(reader.ledger.confirmed)
+    assert reader.drop("all stored", 4, admits=3)
+
+
+def test_one_frame_that_admits_a_block_is_enough() -> None:
+    reader = Reader()
+    reader.deliver(3)
+    assert not reader.drop("proof", 4, admits=3)
+    assert all(reader.drop(f"proof {number}", 4, admits=3) for number in range(2, 9))
+    reader.deliver(6)
+    assert not reader.drop("of the next one", 4, admits=6)
+    reader.confirm(3)
+    assert reader.ledger.done == "proof 8"
+    assert reader.drop("again", 4, admits=6)
+    reader.confirm(6)
+    assert reader.ledger.done == "again"
+
+
+def test_what_admits_a_block_is_kept_again_when_it_comes_from_the_next_feed() -> None:
+    reader = Reader()
+    reader.deliver(3)
+    assert not reader.drop("proof", 4, admits=3)
+    for feed in range(2):
+        reader.ledger.redelivery()
+        assert not reader.drop(f"3 of feed {feed}", 3, admits=3)  # the block itself, and not a proof
+        assert not reader.drop(f"proof of feed {feed}", 4, admits=3)
+    reader.confirm(3)
+    assert reader.ledger.done == "proof of feed 1"
+    reader.ledger.redelivery()
+    assert not reader.drop("3 at last", 3)
+    assert not reader.drop("proof at last", 4, admits=3)
+    assert reader.ledger.stored(reader.ledger.confirmed)
+    assert reader.ledger.done == "proof at last"
+
+
+def test_what_admits_a_block_that_another_reader_has_confirmed_is_let_go_at_once() -> None:
+    reader = Reader()
+    reader.deliver(3)
+    reader.ledger.known = furthest(reader.ledger.known, {7: (0, 5, BLOCKS[4].chain)})
+    assert reader.drop("proof", 4, admits=3)
+
+
 def test_another_incarnation_of_the_topic_forgets_everything() -> None:
     reader = Reader()
     reader.deliver(1)
     reader.confirm(1)
     reader.deliver(2)
+    reader.drop("proof", 3, admits=2)
     reader.ledger.restart()
     assert (reader.ledger.known, reader.ledger.done, len(reader.ledger)) == ({}, None, 0)
     assert not reader.confirm(2)
@@ -281,7 +354,7 @@ def test_whoever_goes_on_from_what_is_stored_gets_every_block_once(seed: int) ->
                     ours.append((outcome.id, ledger.delivered(outcome)))
                 else:
                     assert isinstance(outcome, Dropped), outcome
-                    ledger.dropped(outcome.frame.position, outcome.frame)
+                    ledger.dropped(outcome.frame.position, outcome.frame, outcome.admits)
         assert [id_ for id_, _ in ours] == list(range(len(done) + 1, len(done) + 1 + len(ours)))
         if ours and rng.random() < 0.8:
             count = rng.randrange(1, len(ours) + 1)

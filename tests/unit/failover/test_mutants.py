@@ -260,7 +260,21 @@ def acknowledged_before_the_state_is_stored(patch: pytest.MonkeyPatch) -> None:
 @in_model("group, queue")
 def what_comes_again_is_let_go_at_once(patch: pytest.MonkeyPatch) -> None:
     dropped = Ledger.dropped
-    patch.setattr(Ledger, "dropped", lambda self, position, frame=None: dropped(self, position))
+    patch.setattr(Ledger, "dropped", lambda self, position, *_: dropped(self, position))
+
+
+@in_model("group, queue, beat")
+def what_admits_a_block_is_let_go_at_once(patch: pytest.MonkeyPatch) -> None:
+    dropped = Ledger.dropped
+    patch.setattr(Ledger, "dropped", lambda self, position, frame=None, admits=0: dropped(self, position, frame))
+
+
+@in_model("group, queue, beat")
+def what_admits_a_block_is_let_go_before_that_is_stored(patch: pytest.MonkeyPatch) -> None:
+    def unconfirmed(self: Ledger, source: int, run: int, id: int) -> bool:
+        return any((block.source, block.run, block.id) == (source, run, id) for block in self._delivered)
+
+    patch.setattr(Ledger, "_comes_again", unconfirmed)
 
 
 RESTLESS_READERS: dict[str, Any] = {

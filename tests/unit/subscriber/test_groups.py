@@ -2,7 +2,8 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 import esp_pubsub as esp
 from esp_pubsub import notices
 from esp_pubsub.bus import Message
+from esp_pubsub.client import Client
+from esp_pubsub.testing._sim_bus import Broker, Queue, SimBus
+from esp_pubsub.testing._virtual import VirtualLoop
 from esp_pubsub.wire.frame import BEAT, BLOCK, ROWS, parse, seal
 from esp_pubsub.wire.rows import codec
 from tests.unit.workbench import SYMBOLS as SCHEMA
@@ -305,3 +309,124 @@ async def test_what_a_group_holds_when_its_feed_dies_is_delivered_and_confirmed(
     await bench.raw(line[3])
     assert await numbers(sub, 1) == [4]
     assert sub.stats.doubles == 0
+
+
+BEATS = [block(1, kind=BEAT, body=b"", count=0, settled=settled) for settled in range(9)]
+
+
+class QueueBench:
+    """A client of a bus of queues, which gives again what was neither confirmed nor let go, and ways past it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.client = Client(SimBus(broker, "reader"), lambda notice: None)
+
+    async def subscriber(self) -> esp.Subscriber:
+        return await self.client.subscriber(URL, schema=SCHEMA, side="in", start="latest", group="g")
+
+    @property
+    def queue(self) -> Queue:
+        """The group's."""
+        return self._broker.topic(TOPIC).queues["g"]
+
+    async def raw(self, *messages: bytes) -> None:
+        """Messages as they are, once they are there."""
+        pipe = await SimBus(self._broker, "sender").pipe(TOPIC)
+        await pipe.write(messages)
+        await pipe.confirmed(len(messages) - 1)
+
+    def cut(self, seconds: float) -> None:
+        """The client loses its link for a while."""
+        self._broker.cut("reader", seconds)
+
+    @property
+    def kept(self) -> list[bytes]:
+        """What would come again."""
+        return [*self.queue.taken.values(), *self.queue.unread]
+
+
+def on_queues(scene: Callable[[QueueBench], Coroutine[Any, Any, None]]) -> None:
+    loop = VirtualLoop(random.Random(0))  # type: ignore[abstract]  # it has what the SDK calls
+
+    async def begun() -> None:
+        bench = QueueBench(Broker(loop, "queues", deaths=False))
+        await bench.client.start()
+        try:
+            await scene(bench)
+        finally:
+            await bench.client.aclose()
+
+    try:
+        loop.run(begun(), 600.0)
+    finally:
+        loop.end()
+    assert loop.problems == []
+
+
+BEYOND = block(5, settled=2, link=4)  # 3 and 4 were sent before the group came, and are not yet settled
+
+
+@pytest.mark.parametrize("proof", [BEATS[5], block(5, settled=4, link=4)], ids=["beat", "second copy"])
+def test_what_let_a_held_block_through_comes_again_with_it(proof: bytes) -> None:
+    async def scene(bench: QueueBench) -> None:
+        sub = await bench.subscriber()
+        await bench.raw(BEYOND, proof)
+        assert await numbers(sub, 1) == [5]
+        for _ in range(2):  # readers that end before they have confirmed it
+            await sub.aclose()
+            sub = await bench.subscriber()
+            assert await numbers(sub, 1) == [5]
+        await sub.confirm()
+        assert bench.kept == []
+
+    on_queues(scene)
+
+
+def test_what_let_a_held_block_through_comes_again_until_it_is_stored_that_the_block_is_confirmed() -> None:
+    async def scene(bench: QueueBench) -> None:
+        sub = await bench.subscriber()
+        await bench.raw(BEYOND, BEATS[5])
+        assert await numbers(sub, 1) == [5]
+        bench.cut(1.0)
+        with pytest.raises(esp.BusUnavailable):
+            await sub.confirm()
+        await bench.raw(block(6, settled=2, link=parse(BEYOND).chain))
+        assert await numbers(sub, 1) == [6]  # read with what came again, and what is confirmed is not stored yet
+        await sub.aclose()
+        sub = await bench.subscriber()
+        assert await numbers(sub, 2) == [5, 6]
+        await sub.confirm()
+        assert bench.kept == []
+
+    on_queues(scene)
+
+
+def test_one_beat_waits_for_a_block_that_is_not_confirmed_and_the_others_are_let_go() -> None:
+    async def scene(bench: QueueBench) -> None:
+        sub = await bench.subscriber()
+        await bench.raw(BEYOND, *BEATS[4:9], *BEATS[4:9], BEYOND)
+        assert await numbers(sub, 1) == [5]
+        waiting = asyncio.create_task(numbers(sub, 1))
+        await asyncio.sleep(30)
+        assert bench.kept == [BEYOND, BEATS[4]]
+        await sub.confirm()
+        assert bench.kept == []
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    on_queues(scene)
+
+
+def test_beats_are_let_go_at_once_where_the_blocks_before_them_came_in_order() -> None:
+    async def scene(bench: QueueBench) -> None:
+        sub = await bench.subscriber()
+        first = block(5, settled=4, link=4)
+        await bench.raw(first, BEATS[5], block(6, settled=5, link=parse(first).chain), BEATS[6])
+        assert await numbers(sub, 2) == [5, 6]
+        waiting = asyncio.create_task(numbers(sub, 1))
+        await asyncio.sleep(30)
+        assert [parse(data).kind for data in bench.kept] == [BLOCK, BLOCK]
+        waiting.cancel()
+        await asyncio.wait([waiting])
+
+    on_queues(scene)
