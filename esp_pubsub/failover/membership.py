@@ -303,8 +303,10 @@ class Membership:
             self._behind_since = None
         elif event == "synced":
             self._sync_at = None
-        if self.role != "active":
-            self._speaks, self._sync_at = False, None
+        if self.state != "active":
+            self._sync_at = None
+        if self.state != "elected":  # the election may have beaten already, and goes on to
+            self._speaks = self._speaks and self.state == "active"
         if event == "handed over":
             self._hand_over_at = None
         if before == self.role:

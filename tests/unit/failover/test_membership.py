@@ -4,6 +4,7 @@ state.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -386,6 +387,20 @@ def test_of_two_that_came_to_lead_at_once_and_are_not_alike_one_leaves(nonce: in
             one.hear(beat(0, 0, setup=UNLIKE, who=other), 0.0)
     else:
         one.hear(beat(0, 0, setup=UNLIKE, who=other), 0.0)
+
+
+def test_a_leader_that_beats_before_it_knows_that_it_was_elected_is_the_one_that_stays() -> None:
+    """The election's first beat may come before the runner's turn; the other one has heard it, and leaves."""
+    one = member()
+    step(one, "eligible")
+    one.beat(3, 1, False)
+    one.elected(3)
+    step(one, "elected")
+    other = Identity("other", ME.nonce + 1, "", "h", 2)
+    one.hear(beat(0, 0, who=other, setup=replace(SETUP, election="token")), 0.0)
+    step(one, "lost")
+    with pytest.raises(ConfigError, match="set up differently"):
+        one.hear(beat(0, 0, who=other, setup=replace(SETUP, election="token")), 0.0)
 
 
 def test_a_member_that_left_says_nothing_more() -> None:
