@@ -280,7 +280,7 @@ async def test_an_input_that_cannot_wait_leaves_with_overrun(bus_directory: Path
     async with member(bus_directory) as a, reading(bus_directory) as reader:
         await is_active(a)
         async with member(bus_directory, buffer=10, overflow="leave") as b:
-            await until(lambda: b.stats.role == "candidate" and b._group.others_lead)  # type: ignore[union-attr]
+            await until(lambda: b.stats.role == "candidate" and b._group.others_lead())  # type: ignore[union-attr]
             await never(lambda: b.stats.role != "candidate", 0.05)
             await inject(b, 1, 10)
             with pytest.raises(esp.Overrun, match="10 blocks"):

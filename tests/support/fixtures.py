@@ -65,6 +65,17 @@ def own_rabbitmq(request: pytest.FixtureRequest) -> Iterator[RabbitMQ]:
     yield from _shared(RabbitMQ(), request.session)
 
 
+@pytest.fixture
+def no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log elections in this process take no silence for the end of a leader, however long the machine stood still: it
+    leads until it resigns, or its process dies.
+    """
+    from esp_pubsub.failover import ballot, log_election
+
+    monkeypatch.setattr(ballot, "SILENT_BEATS", 10_000)
+    monkeypatch.setattr(log_election, "UNHEARD_BEATS", 10_000)
+
+
 @pytest.fixture(autouse=True)
 def _mended(request: pytest.FixtureRequest) -> Iterator[None]:
     yield

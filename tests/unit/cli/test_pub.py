@@ -225,6 +225,7 @@ def test_a_standby_says_once_when_it_has_taken_its_place(monkeypatch: pytest.Mon
     run_virtual(scene)
 
 
+@pytest.mark.usefixtures("no_silence")
 async def test_a_member_with_another_input_ends_with_the_way_out_said_once(
     bus_directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
