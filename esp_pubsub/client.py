@@ -14,8 +14,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
-import msgpack
-
 from .address import Address, Side, other_side
 from .bus import Bus, Catalog, Election, Elections, Requests, Start
 from .config import load_options
@@ -29,17 +27,9 @@ from .failover.words import Setup
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Publisher, PublisherOptions, Resume, Window, sequence_name, source_number
 from .registry import driver, election
+from .retained import has_schema, retain_runs, retain_schema, retained_runs, retained_schema
 from .schema import Schema
-from .subscriber import (
-    RUNS_KEY,
-    SCHEMA_KEY,
-    Begin,
-    Subscriber,
-    SubscriberOptions,
-    check_start,
-    read_runs,
-    read_schema,
-)
+from .subscriber import Begin, Subscriber, SubscriberOptions, check_start
 from .writer import BlockWriter
 
 if TYPE_CHECKING:
@@ -259,7 +249,7 @@ class Client:
             return
         while True:
             async with self._claiming:
-                runs = await self._runs(topic)
+                runs = await retained_runs(self.bus, topic)
                 current = runs.get(source, -1)
                 if current > run:
                     raise Stale(
@@ -269,26 +259,21 @@ class Client:
                     )
                 if current == run:
                     return
-                await self.bus.retain(topic, RUNS_KEY, msgpack.packb({**runs, source: run}))
+                await retain_runs(self.bus, topic, {**runs, source: run})
             await asyncio.sleep(_WRITTEN_BESIDE)
-
-    async def _runs(self, topic: str) -> dict[int, int]:
-        return read_runs(topic, await self.bus.retained(topic, RUNS_KEY))
 
     async def current_run(self, url: str, group: str, *, side: Side | None = None) -> int:
         """The run that a failover group is in, for `Failover(run=...)`; 0 where nobody has said so."""
         _, topic = self._window(url, side, "in")
-        if not self.bus.capabilities.retained:
-            return 0
-        return (await self._runs(topic)).get(source_number(f"{topic}/{group}"), 0)
+        return (await retained_runs(self.bus, topic)).get(source_number(f"{topic}/{group}"), 0)
 
     async def purge(self, url: str, *, side: Side | None = None) -> int:
         """Empty a window's topic. Failover groups that published there have to begin a new run: how many they are."""
         _, topic = self._window(url, side, "in")
         catalog = self.catalog()
-        runs = await self._runs(topic) if self.bus.capabilities.retained else {}
+        runs = await retained_runs(self.bus, topic)
         if runs:  # first: then nobody goes on with the old run on an empty topic
-            await self.bus.retain(topic, RUNS_KEY, msgpack.packb({source: run + 1 for source, run in runs.items()}))
+            await retain_runs(self.bus, topic, {source: run + 1 for source, run in runs.items()})
         await catalog.purge(topic)
         return len(runs)
 
@@ -347,11 +332,10 @@ class Client:
     async def _claim_schema(self, topic: str, schema: Schema) -> None:
         """Retain the topic's schema before anything is sent, and find out if somebody else was first with another."""
         self._check()
-        bus = self.bus
-        if not bus.capabilities.retained:
+        if not self.bus.capabilities.retained:
             return
-        if await bus.retained(topic, SCHEMA_KEY) is None:
-            await bus.retain(topic, SCHEMA_KEY, schema.text.encode())
+        if not await has_schema(self.bus, topic):
+            await retain_schema(self.bus, topic, schema)
         await self.topic_schema(topic, schema)
 
     async def topic_schema(self, topic: str, given: Schema | None) -> Schema | None:
@@ -361,16 +345,15 @@ class Client:
             if given is None:
                 raise SchemaError("this bus retains no schemas: pass schema=")
             return given
-        text = await self.bus.retained(topic, SCHEMA_KEY)
-        if text is None:
-            if given is None and await self.bus.retained(other_side(topic), SCHEMA_KEY) is not None:
+        found = await retained_schema(self.bus, topic)
+        if found is None:
+            if given is None and await has_schema(self.bus, other_side(topic)):
                 other = "in" if topic.endswith("/O") else "out"
                 raise SchemaError(
                     f"nobody has published to {topic}, but somebody has to the other side of this window: "
                     f"pass side={other!r}"
                 )
             return given
-        found = read_schema(topic, text)
         if given is not None and given != found:
             raise SchemaDiffers(
                 f"the schema given is {given}, the topic {topic} has {found}; use that, or another window",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .address import Address
 from .errors import BadFrame, EspError, NotOffered, SchemaError
-from .subscriber import SCHEMA_KEY
+from .retained import retained_schema
 from .wire.frame import REPLY, REQUEST, frames, parse
 from .wire.maps import read_map, seal_map
 
@@ -29,11 +29,9 @@ async def query(client: Client, address: Address, timeout: float) -> list[str]:
     if what == "schema":
         address.require_window()
         for side in (address.options.side,) if address.options.side else ("out", "in"):
-            text = (
-                await client.bus.retained(address.topic(side), SCHEMA_KEY) if client.bus.capabilities.retained else None
-            )
-            if text is not None:
-                return [text.decode()]
+            schema = await retained_schema(client.bus, address.topic(side))
+            if schema is not None:
+                return [schema.text]
     elif what in _DEPTH and client.bus.capabilities.catalog:
         return _names(await client.catalog().topics(), address, _DEPTH[what], source_only=what.endswith("sourceonly"))
     answer = await ask(client, address.metadata, {"get": what, "url": str(address)}, timeout)

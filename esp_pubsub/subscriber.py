@@ -19,8 +19,6 @@ from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgpack
-
 from .address import Address
 from .bus import Break, Bus, Feed, Message, Place, Start, parts
 from .errors import (
@@ -39,35 +37,16 @@ from .events import Block, View
 from .failover.accept import Accept, Dropped, Outcome
 from .failover.ledger import Ledger, furthest, not_read, parse_state
 from .notices import BadMessage, Failure, Forgotten, Held, Missed, Notice, Reconnected, Skipped
+from .retained import retained_runs, retained_schema
 from .schema import Schema
 from .wire.frame import BLOCK, LIMITS, Frame, Limits, parse
 
 if TYPE_CHECKING:
     from .client import Home
 
-SCHEMA_KEY, RUNS_KEY = "schema", "runs"
 Begin = Start | Literal["none"]
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
 _EVENTS, _DATA = attrgetter("count"), attrgetter("data")
-
-
-def read_schema(topic: str, retained: bytes) -> Schema:
-    """The schema that is retained for a topic. SchemaError for what is none; others may write there too."""
-    try:
-        return Schema(retained.decode())
-    except UnicodeDecodeError:
-        raise SchemaError(f"what is retained as the schema of {topic} is no text: was it another program?") from None
-
-
-def read_runs(topic: str, retained: bytes | None) -> dict[int, int]:
-    """The current runs that are retained for a topic, `source -> run`. BusRefused for what is none."""
-    try:
-        runs = msgpack.unpackb(retained, strict_map_key=False) if retained else {}
-        if isinstance(runs, dict) and all(isinstance(each, int) for pair in runs.items() for each in pair):
-            return runs
-    except (ValueError, msgpack.UnpackException):
-        pass
-    raise BusRefused(f"what is retained as the runs of {topic} cannot be read: was it another program?")
 
 
 def check_start(start: Any, group: str | None = None) -> None:
@@ -183,8 +162,8 @@ class Subscriber:
         loses nothing.
         """
         accept = self._new_accept(from_start=start in ("earliest", 0) and not self._only_stored)
-        if not accept.from_start and self._bus.capabilities.retained:
-            accept.joined_at_run = read_runs(self.topic, await self._bus.retained(self.topic, RUNS_KEY))
+        if not accept.from_start:
+            accept.joined_at_run = await retained_runs(self._bus, self.topic)
         again = start
         if start == "latest" and self._replay:
             feed = await self._bus.feed(self.topic, start, None)
@@ -435,10 +414,8 @@ class Subscriber:
 
     async def _find_schema(self, messages: Sequence[Message | Break] = ()) -> None:
         """The topic's schema, which its publisher retained before it sent. Messages without one: SchemaError."""
-        text = await self._bus.retained(self.topic, SCHEMA_KEY) if self._bus.capabilities.retained else None
-        if text is not None:
-            self.schema = read_schema(self.topic, text)
-        elif any(isinstance(message, Message) and _is_block(message) for message in messages):
+        self.schema = await retained_schema(self._bus, self.topic)
+        if self.schema is None and any(isinstance(message, Message) and _is_block(message) for message in messages):
             raise SchemaError(f"there are blocks on {self.topic}, but no schema is retained: pass schema=")
 
     async def confirm(self, block: Block | None = None) -> None:

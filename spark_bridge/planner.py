@@ -16,7 +16,7 @@ import msgpack
 from esp_pubsub._news import News
 from esp_pubsub.bus import Bus, Feed, Message, Place, Start
 from esp_pubsub.errors import BusError, BusUnavailable
-from esp_pubsub.subscriber import RUNS_KEY
+from esp_pubsub.retained import retained_runs
 
 from .connection import connected, require_replay
 from .offsets import Mark, Offset, OffsetRefused, to_json
@@ -238,13 +238,12 @@ class Planner:
             self._news.tell()
 
     async def _read(self, scan: Scan) -> None:
-        joins = not scan.mark.from_start and self._bus.capabilities.retained
+        joins = not scan.mark.from_start
         pause, head = _PAUSE, scan.head
         while True:
             try:
                 if joins:
-                    runs = await self._bus.retained(scan.topic, RUNS_KEY)
-                    scan.accept.joined_at_run = dict(msgpack.unpackb(runs, strict_map_key=False)) if runs else {}
+                    scan.accept.joined_at_run = await retained_runs(self._bus, scan.topic)
                     joins = False
                 await self._read_feed(scan)
             except BusUnavailable as error:

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .. import Client, EspError, NotOffered, init
+from .. import Client, EspError, NotOffered, SchemaError, init
 from ..address import Address, Side
 from ..bus import Bounds, Break, Bus, Feed, Message
 from ..events import moment
 from ..failover.accept import Accept, Dropped, Outcome
 from ..notices import BadMessage, Joined, Missed
-from ..subscriber import SCHEMA_KEY
+from ..retained import has_schema, retained_schema
 from ..wire.frame import BEAT, LIMITS, Frame
 from .running import counted, say
 
@@ -31,7 +31,7 @@ async def bounds(bus: Bus, topic: str) -> Bounds:
 
 async def is_published_to(bus: Bus, topic: str) -> bool:
     """Whether anybody has; True where the bus cannot tell."""
-    return not bus.capabilities.retained or await bus.retained(topic, SCHEMA_KEY) is not None
+    return not bus.capabilities.retained or await has_schema(bus, topic)
 
 
 async def topics(bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
@@ -43,13 +43,20 @@ async def topics(bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
             held = f"{'held':>12}  " if offered.replay else ""
             print(f"{held}topic{'  schema' if offered.retained else ''}")
         for name in names:
-            held = schema = ""
+            held = ""
             if offered.replay:
                 found = await bounds(client.bus, name)
                 held = f"{found.end - found.first:>12,}  "
-            if offered.retained:
-                schema = (await client.bus.retained(name, SCHEMA_KEY) or b"").decode()
-            print(f"{held}{name}  {schema}".rstrip())
+            print(f"{held}{name}  {await _schema(client.bus, name)}".rstrip())
+
+
+async def _schema(bus: Bus, topic: str) -> str:
+    """As text. What another program left there must not end the list."""
+    try:
+        schema = await retained_schema(bus, topic)
+    except SchemaError as error:
+        return f"({error})"
+    return "" if schema is None else schema.text
 
 
 async def tail(url: str, side: Side | None, last: int, follow: bool, bus: str, config: str | None,

@@ -4,12 +4,11 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgpack
 import pytest
 
 import esp_pubsub as esp
 from esp_pubsub import notices
-from esp_pubsub.subscriber import RUNS_KEY
+from esp_pubsub.retained import retain_runs
 from esp_pubsub.wire.frame import parse
 from tests.unit.workbench import SYMBOLS as SCHEMA
 from tests.unit.workbench import TOPIC, URL, Bench, block, nothing_more, numbers, outcome, ticks
@@ -180,7 +179,7 @@ async def test_seek_reads_again_from_another_place(bench: Bench) -> None:
 
 async def test_seek_joins_as_a_subscriber_that_is_opened_there(bench: Bench) -> None:
     """A late block of an old run stands in front of one in the middle of the new run."""
-    await bench.inner.retain(TOPIC, RUNS_KEY, msgpack.packb({7: 1}))
+    await retain_runs(bench.inner, TOPIC, {7: 1})
     new = block(1, run=1)
     await bench.raw(block(1), new, block(1), block(2, run=1, link=parse(new).chain))
     told = []
