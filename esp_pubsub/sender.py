@@ -13,12 +13,12 @@ Two tasks share a pipe: one writes, one takes confirmations; either one's troubl
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from .backoff import Backoff
 from .bus import Bus, Pipe
 from .errors import BusError, BusUnavailable
 from .failover.outbox import Outbox
@@ -75,7 +75,7 @@ class Sender:
 
     async def run(self) -> None:
         """Send until cancelled, through one pipe after another. BusRefused ends it: trying again will not help."""
-        pause = _FIRST_PAUSE
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
             began = self._outbox.settled
             try:
@@ -83,8 +83,9 @@ class Sender:
             except BusUnavailable as error:
                 self._troubled = True
                 self._trouble(error)
-            pause = _FIRST_PAUSE if self._outbox.settled > began else min(2 * pause, _LONGEST_PAUSE)
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # so that many publishers do not come back at once
+            if self._outbox.settled > began:
+                backoff.reset()
+            await asyncio.sleep(backoff.next())
 
     async def _one_pipe(self) -> None:
         pipe = await self._bus.pipe(self._topic)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from esp_pubsub._news import News
+from esp_pubsub.backoff import Backoff
 from esp_pubsub.errors import BusUnavailable
 
 from .channel import Channel
@@ -46,7 +47,7 @@ class ChannelElection:
         if self._resigned:
             await asyncio.sleep(_OTHERS_FIRST)
             self._resigned = False
-        pause = _PAUSE
+        backoff = Backoff(_PAUSE, _LONGEST_PAUSE)
         while True:
             try:
                 await self._stand_in_line(await self._open_channel())
@@ -56,8 +57,7 @@ class ChannelElection:
             except BaseException:
                 self._drop()
                 raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(backoff.next())
 
     async def _open_channel(self) -> Channel:
         channel = await self._link.channel("writing", self._what, confirms=True)

@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from esp_pubsub._news import News
+from esp_pubsub.backoff import Backoff
 from esp_pubsub.errors import BusError, BusUnavailable
 
 from .link import Flow, Link
@@ -53,7 +54,7 @@ class FlowElection:
 
     async def campaign(self) -> int:
         """See `Election.campaign`."""
-        pause = _PAUSE
+        backoff = Backoff(_PAUSE, _LONGEST_PAUSE)
         while True:
             self._drop()
             try:
@@ -67,8 +68,7 @@ class FlowElection:
             except BaseException:
                 self._drop()
                 raise
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            await asyncio.sleep(backoff.next())
 
     async def _stand_in_line(self) -> None:
         """Returns when it is our turn."""

@@ -37,6 +37,7 @@ from collections.abc import Coroutine
 from typing import Any, Literal
 
 from esp_pubsub._news import News
+from esp_pubsub.backoff import Backoff
 from esp_pubsub.errors import ConfigError
 
 from .place import Place, segment_problem
@@ -100,7 +101,7 @@ class ZooKeeperElection:
     async def campaign(self) -> int:
         """See `Election.campaign`. Cancelled, it returns at once, and the session ends in the background."""
         self._step_down()
-        pause = _PAUSE
+        backoff = Backoff(_PAUSE, _LONGEST_PAUSE)
         while True:
             while not self._open or len(self._ending) >= _ENDING:
                 await self._news.wait()
@@ -109,13 +110,14 @@ class ZooKeeperElection:
                 term = await self._rise(session)
                 return term
             except Trouble as trouble:
-                pause = min(2 * pause, _LONGEST_PAUSE) if self._troubled else _PAUSE
+                if not self._troubled:
+                    backoff.reset()
                 if self._open:
                     self._say(str(trouble))
             finally:
                 if term is None:
                     self._leave(session)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(backoff.next())
 
     def _session(self) -> Session:
         """The last campaign's, if that stands in line still, or a new one."""
