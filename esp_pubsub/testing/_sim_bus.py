@@ -408,6 +408,11 @@ class SimBus:
         self._broker.tell_news()
         return feed
 
+    async def bounds(self, topic: str) -> Bounds:
+        """See `Bus.bounds`."""
+        await self._broker.ask(self.process)
+        return Bounds(0, len(self._broker.topic(topic).log), None)
+
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:
         """See `Bus.retain`."""
         await self._broker.ask(self.process)
