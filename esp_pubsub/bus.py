@@ -259,6 +259,11 @@ class Bus(Protocol):
         this reader has heard.
         """
 
+    async def bounds(self, topic: str) -> Bounds:
+        """What the log holds at this moment (capability `replay`), without a reader; makes the topic if the bus needs
+        that. A feed at `Place(end, incarnation)` reads what is written from then on.
+        """
+
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:
         """Keep a small last value (None: forget it); it is there for whoever asks once this has returned."""
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from esp_pubsub.bus import Bus, Feed, Message
+from esp_pubsub.bus import Bus, Feed, Message, Place
 from esp_pubsub.errors import BusError, BusUnavailable, Closed
 
 from ._trial import Failed, Trial, check, numbered, place_of, require, same, short
@@ -92,15 +92,32 @@ async def bounds_of_a_log(t: Trial) -> None:
     """`bounds` tells the first position kept and the one behind the last; every message lies between them."""
     topic = t.topic()
     feed = await t.feed(topic, "earliest")
-    empty = await t.within("bounds", feed.bounds())
+    empty = await t.bounds(topic)
     require(empty.first == empty.end, f"an empty topic has the bounds {empty}")
     await t.write_to(topic, numbered(7))
-    bounds = await t.within("bounds", feed.bounds())
+    bounds, elsewhere = await t.bounds(topic), await t.bounds(topic, await t.bus())
+    require(bounds == elsewhere, f"one connection tells the bounds {bounds}, another one {elsewhere}")
     found = await t.read(feed, 7)
     ends = found[0].position, found[-1].position + 1
     require((bounds.first, bounds.end) == ends, f"positions {ends[0]} to {ends[1]} - 1 are read, but it has {bounds}")
+    stands = place_of(feed).incarnation
+    require(bounds.incarnation == stands, f"bounds tell the incarnation {bounds.incarnation}, the feed reads {stands}")
     if t.capabilities.incarnation:
         require(bounds.incarnation is not None, "incarnation is claimed, but bounds tell none")
+
+
+@check("replay")
+async def bounds_of_a_topic_that_nobody_knows(t: Trial) -> None:
+    """A topic that nobody has written to or read is empty; a feed at its end reads the first message."""
+    topic = t.topic()
+    bounds = await t.bounds(topic)
+    require(bounds.first == bounds.end, f"nobody has written to it, and it has the bounds {bounds}")
+    require(await t.bounds(topic) == bounds, "nothing was written, and bounds tell something else")
+    feed = await t.feed(topic, Place(bounds.end, bounds.incarnation))
+    await t.write_to(topic, numbered(2))
+    found = await t.expect(feed, numbered(2))
+    begin = found[0].position
+    require((await t.bounds(topic)).first == begin, f"the first message is at {begin}, bounds tell something else")
 
 
 @check()
@@ -285,7 +302,7 @@ async def retention_passes_a_reader(t: Trial) -> None:
     await t.write_to(topic, numbered(5))
     await t.expect(untouched, numbered(5))
     last = (await t.expect(feed, numbered(2), max_messages=2))[-1]
-    first = await _trimmed(t, topic, feed)
+    first = await _trimmed(t, topic)
     await _check_passed(t, feed, last.position + 1, first, [*numbered(5)[2:], *(b"filler %d" % n for n in range(30))])
 
 
@@ -296,7 +313,7 @@ async def start_at_an_expired_number(t: Trial) -> None:
     known = await t.feed(topic, "earliest")
     await t.write_to(topic, numbered(3))
     old = (await t.read(known, 3))[1].position
-    first = await _trimmed(t, topic, known)
+    first = await _trimmed(t, topic)
     await _check_passed(t, await t.feed(topic, old), old, first)
     earliest = (await t.read(await t.feed(topic, "earliest"), 1))[0]
     require(earliest.position == first, f"earliest began at {earliest.position}, but the log at {first}")
@@ -311,22 +328,22 @@ async def retention_passes_a_group(t: Trial) -> None:
     found = await t.read(feed, 3)
     await t.within("confirm", feed.confirm(found[1].position, b"state"))
     await t.within("aclose of a feed", feed.aclose())
-    first = await _trimmed(t, topic, await t.feed(topic))
+    first = await _trimmed(t, topic)
     again = await t.feed(topic, "earliest", group="g")
     await _check_passed(t, again, found[1].position + 1, first)
     require(again.state == b"state", f"the state is {short(again.state)}")
 
 
-async def _trimmed(t: Trial, topic: str, feed: Feed) -> int:
+async def _trimmed(t: Trial, topic: str) -> int:
     """Make retention take at least ten messages and leave some; the first position that is kept."""
     assert t.context.trim is not None
     pipe = await t.pipe(topic)
     for n in range(30):
         await t.put(pipe, [b"filler %d" % n], n)
-    before = (await t.within("bounds", feed.bounds())).first
+    before = (await t.bounds(topic)).first
     await t.within("trim", t.context.trim(topic))
     await t.write_to(topic, [b"fresh"])
-    first = (await t.within("bounds", feed.bounds())).first
+    first = (await t.bounds(topic)).first
     require(first >= before + 10, f"trim moved the first position from {before} to {first} only")
     return first
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from esp_pubsub.bus import Break, Bus, Capabilities, Feed, Message, Pipe, Place, Start
+from esp_pubsub.bus import Bounds, Break, Bus, Capabilities, Feed, Message, Pipe, Place, Start
 from esp_pubsub.errors import BusError
 
 T = TypeVar("T")
@@ -110,6 +110,10 @@ class Trial:
     ) -> Feed:
         """A feed, of the trial's first connection unless told otherwise."""
         return await self.within("feed", (bus or self._first).feed(topic, start, group))
+
+    async def bounds(self, topic: str, bus: Bus | None = None) -> Bounds:
+        """What a log holds, by the trial's first connection unless told otherwise."""
+        return await self.within("bounds", (bus or self._first).bounds(topic))
 
     async def within(self, what: str, call: Awaitable[T]) -> T:
         """The result of a call that must end within `patience`."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Call = Literal["pipe", "feed", "write", "confirmed", "read", "confirm", "retain", "retained", "request"]
+Call = Literal["pipe", "feed", "bounds", "write", "confirmed", "read", "confirm", "retain", "retained", "request"]
 """The calls that can be delayed or hung."""
 
 
@@ -190,6 +190,10 @@ class Faults:
         link = self._link
         feed = await self._plan.carry(link, "feed", lambda: self.inner.feed(topic, start, group))
         return _FaultyFeed(self._plan, link, feed)
+
+    async def bounds(self, topic: str) -> Bounds:
+        """See `Bus.bounds`."""
+        return await self._plan.carry(self._link, "bounds", lambda: self.inner.bounds(topic))
 
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:
         """See `Bus.retain`."""

@@ -446,6 +446,38 @@ class NoNoAnswer(AlteredBus):
             return b""
 
 
+class EndsWithTheLast(AlteredBus):
+    """The end of its bounds is the last position, and not the one after it."""
+
+    async def bounds(self, topic: str) -> Any:
+        found = await self.inner.bounds(topic)
+        return dataclasses.replace(found, end=max(found.first, found.end - 1))
+
+
+class BeginsTooEarly(AlteredBus):
+    async def bounds(self, topic: str) -> Any:
+        found = await self.inner.bounds(topic)
+        return dataclasses.replace(found, first=found.first - 1)
+
+
+class KnowsTheFirstIncarnation(AlteredBus):
+    first: dict[str, int | None] = {}  # noqa: RUF012  # of all its connections
+
+    async def bounds(self, topic: str) -> Any:
+        found = await self.inner.bounds(topic)
+        return dataclasses.replace(found, incarnation=self.first.setdefault(topic, found.incarnation))
+
+
+class BoundsOfOneConnection(AlteredBus):
+    """What others wrote shows in its bounds one question later."""
+
+    last: Any = None
+
+    async def bounds(self, topic: str) -> Any:
+        found, self.last = self.last, await self.inner.bounds(topic)
+        return found or self.last
+
+
 class Unsorted(AlteredBus):
     async def topics(self) -> Any:
         return list(await self.inner.topics())[::-1]
@@ -514,6 +546,10 @@ ON_QUEUES = {
     "former_server": ServesOn,
 }
 ON_A_LOG = {
+    "bounds_of_a_log": EndsWithTheLast,
+    "bounds_of_a_log ": BoundsOfOneConnection,
+    "bounds_of_a_topic_that_nobody_knows": BeginsTooEarly,
+    "purge_is_a_break  ": KnowsTheFirstIncarnation,
     "retention_passes_a_reader": feed(Miscounts),
     "start_at_an_expired_number": feed(HidesBreaks),
     "purge_is_a_break": feed(HidesBreaks),

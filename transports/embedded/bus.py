@@ -167,6 +167,11 @@ class EmbeddedBus:
             self.in_groups.add(feed)
         return feed
 
+    async def bounds(self, topic: str) -> Bounds:
+        """See `Bus.bounds`."""
+        found = (await self.topic(topic)).read(partial(_info, topic))
+        return Bounds(found.first, found.next, found.incarnation)
+
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:
         """See `Bus.retain`."""
         await self.change_meta(lambda transaction: meta.retain(transaction, topic, key, value))
@@ -309,10 +314,7 @@ class EmbeddedFeed:
         reading.feeds.add(self)
 
     def _info(self, transaction: lmdb.Transaction) -> log.Info:
-        found = log.info(transaction)
-        if found is None:
-            raise BusUnavailable(f"the topic {self._topic} is gone from the bus directory")
-        return found
+        return _info(self._topic, transaction)
 
     def _place(self, start: Start) -> tuple[int, int]:
         """The position to begin with, and its incarnation; a number beyond the end waits there."""
@@ -510,6 +512,13 @@ class EmbeddedFeed:
             group = self._group
             self._bus.in_groups.discard(self)
             await self._bus.last_words(lambda t: meta.let_go(t, self._topic, group, self._holder))
+
+
+def _info(topic: str, transaction: lmdb.Transaction) -> log.Info:
+    found = log.info(transaction)
+    if found is None:
+        raise BusUnavailable(f"the topic {topic} is gone from the bus directory")
+    return found
 
 
 def _made_anew() -> Break:

@@ -14,10 +14,10 @@ from datetime import UTC, datetime, timedelta
 from aiokafka import TopicPartition
 
 from esp_pubsub.address import kafka_topic
-from esp_pubsub.bus import Capabilities, Place, Start
+from esp_pubsub.bus import Bounds, Capabilities, Place, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
 
-from .feed import PURGED, KafkaFeed
+from .feed import PURGED, KafkaFeed, incarnation
 from .link import Link, security, words
 from .options import KafkaOptions, settings
 from .pipe import ENVELOPE, KafkaPipe
@@ -125,13 +125,7 @@ class KafkaBus:
 
     async def feed(self, topic: str, start: Start, group: str | None) -> KafkaFeed:
         """See `Bus.feed`."""
-        at = self._at(topic)
-        topic_id = await self._ensure(topic)
-        partitions = await self.link.partitions(at.topic)
-        if at.partition >= partitions:
-            raise BusRefused(
-                f"{at.topic} has the partitions {[*range(partitions)]}, and not {at.partition}, which is configured"
-            )
+        at, topic_id, partitions = await self._readable(topic)
         if group is not None and partitions > 1:
             raise BusRefused(f"{at.topic} has several partitions; a group reads topics of one, so that order is kept")
         comes_from = start.incarnation if isinstance(start, Place) else None
@@ -139,6 +133,23 @@ class KafkaBus:
         await feed.open()
         await self._keep(feed)
         return feed
+
+    async def _readable(self, topic: str) -> tuple[TopicPartition, bytes, int]:
+        """A topic that is made if it is not there: where we read it, its id, and how many partitions it has."""
+        at = self._at(topic)
+        topic_id = await self._ensure(topic)
+        partitions = await self.link.partitions(at.topic)
+        if at.partition >= partitions:
+            raise BusRefused(
+                f"{at.topic} has the partitions {[*range(partitions)]}, and not {at.partition}, which is configured"
+            )
+        return at, topic_id, partitions
+
+    async def bounds(self, topic: str) -> Bounds:
+        """See `Bus.bounds`."""
+        at, topic_id, _ = await self._readable(topic)
+        first, end = await self.link.bounds(at)
+        return Bounds(first, end, incarnation(topic_id, await self.purged_at(topic)))
 
     async def _position(self, at: TopicPartition, start: Start) -> int:
         if isinstance(start, int | Place):

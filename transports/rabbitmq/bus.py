@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from esp_pubsub.bus import Capabilities, Start
+from esp_pubsub.bus import Bounds, Capabilities, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
 
 from . import requests, values
@@ -168,6 +168,13 @@ class RabbitBus:
             feed.tell(missed.pop(0))
         self._keep(feed)
         return feed
+
+    async def bounds(self, topic: str) -> Bounds:
+        """See `Bus.bounds`."""
+        self._check(topic)
+        if self._streams is None:
+            raise BusRefused("a queue has no positions to tell")
+        return await self._streams.bounds(topic, make=True)
 
     def _keep(self, opened: RabbitPipe | RabbitFeed | StreamGroupFeed) -> None:
         """To be closed with the bus, also if nobody holds it any more."""

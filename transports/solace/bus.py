@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
-from esp_pubsub.bus import Capabilities, Start
+from esp_pubsub.bus import Bounds, Capabilities, Start
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
 from . import requests
@@ -152,6 +152,10 @@ class SolaceBus:
         await feed.open()
         self._keep(feed)
         return feed
+
+    async def bounds(self, topic: str) -> Bounds:
+        """See `Bus.bounds`."""
+        raise BusRefused("a queue has no positions to tell")
 
     def _replay(self, topic: str, start: Start) -> Any:
         if isinstance(start, int) or (isinstance(start, datetime) and not self.options.replaylog):

@@ -136,6 +136,10 @@ class SampleBus:
         self._open.add(feed)
         return feed
 
+    async def bounds(self, topic: str) -> Bounds:
+        """See `Bus.bounds`. There are none without replay, and nobody asks."""
+        raise BusRefused("this bus keeps no log")
+
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:
         """See `Bus.retain`."""
         self._check()
