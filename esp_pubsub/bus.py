@@ -203,7 +203,7 @@ class Pipe(Protocol):
 
 
 class Feed(Protocol):
-    """An ordered reader, used by one task, dead after the first trouble. Others may ask `bounds` meanwhile."""
+    """An ordered reader, used by one task, dead after the first trouble."""
 
     state: bytes | None
     """What was confirmed together with the group's position; set once `read` has returned. None after a Break with
@@ -220,9 +220,6 @@ class Feed(Protocol):
         Waits until there is something; where there is, it may return without giving others of the loop a turn, so who
         reads in a loop does. With a group it also waits until this reader is the one that reads for it.
         """
-
-    async def bounds(self) -> Bounds:
-        """What the log holds at this moment (capability `replay`)."""
 
     async def release(self, positions: Sequence[Position]) -> None:
         """Messages that will never be confirmed because nobody needs them: a queue lets them go, a log does nothing."""

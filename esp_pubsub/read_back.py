@@ -57,11 +57,7 @@ class ReadBack:
 
     async def look_back(self) -> None:
         """Find what the bus has of the sequence. Raises InputDiffers for another block `last`, and BusUnavailable."""
-        feed = await self._bus.feed(self._topic, "latest", None)
-        try:
-            bounds = await feed.bounds()
-        finally:
-            await feed.aclose()
+        bounds = await self._bus.bounds(self._topic)
         self._place, back = Place(bounds.first, bounds.incarnation), _BACK
         while True:
             begin = max(bounds.first, bounds.end - back)

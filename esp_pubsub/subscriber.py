@@ -166,11 +166,7 @@ class Subscriber:
             accept.joined_at_run = await retained_runs(self._bus, self.topic)
         again = start
         if start == "latest" and self._replay:
-            feed = await self._bus.feed(self.topic, start, None)
-            try:
-                bounds = await feed.bounds()
-            finally:
-                await feed.aclose()
+            bounds = await self._bus.bounds(self.topic)
             again = Place(bounds.end, bounds.incarnation)
             start = again if self.group is None else bounds.end  # what it stored elsewhere is to be told
         feed = await self._bus.feed(self.topic, start, self.group)

@@ -76,26 +76,22 @@ class Planner:
         return {topic: await self._mark(topic, start) for topic in self._options.topics}
 
     async def _mark(self, topic: str, start: Start) -> Mark:
-        feed = await self._bus.feed(topic, start, None)
-        try:
-            bounds = await feed.bounds()
-            position = bounds.first if start == "earliest" else bounds.end
-            if isinstance(start, int):
-                if not bounds.first <= start <= bounds.end:
-                    raise OffsetRefused(f"{topic} holds positions {bounds.first} to {bounds.end}, and not {start}")
-                position = start
-            elif isinstance(start, datetime) and bounds.end > bounds.first:
-                position = await self._since(topic, feed, bounds.end)
-        finally:
-            await feed.aclose()
+        bounds = await self._bus.bounds(topic)
+        position = bounds.first if start == "earliest" else bounds.end
+        if isinstance(start, int):
+            if not bounds.first <= start <= bounds.end:
+                raise OffsetRefused(f"{topic} holds positions {bounds.first} to {bounds.end}, and not {start}")
+            position = start
+        elif isinstance(start, datetime) and bounds.end > bounds.first:
+            position = await self._since(topic, start, bounds.end)
         return Mark(position, bounds.incarnation, from_start=start in ("earliest", 0))
 
-    async def _since(self, topic: str, feed: Feed, end: int) -> int:
-        """Where a feed that was opened by time begins. It waits where nothing is that late, and it may be slow: it is
+    async def _since(self, topic: str, start: datetime, end: int) -> int:
+        """Where a feed that is opened by time begins. It waits where nothing is that late, and it may be slow: it is
         believed to wait when another one, asked later, has shown the topic's last message.
         """
+        feed, witness = await self._bus.feed(topic, start, None), None
         asked = [asyncio.create_task(_first(feed))]
-        witness: Feed | None = None
         try:
             await asyncio.wait(asked, timeout=self._look)
             if not asked[0].done():
@@ -110,8 +106,9 @@ class Planner:
             for task in asked:
                 task.cancel()
             await asyncio.wait(asked)
-            if witness is not None:
-                await witness.aclose()
+            for opened in (feed, witness):
+                if opened is not None:
+                    await opened.aclose()
 
     @property
     def _look(self) -> float:
@@ -167,7 +164,7 @@ class Planner:
         """
         with suppress(TimeoutError, BusUnavailable):  # the bus is not there
             async with asyncio.timeout(self._options.timeout / 4):
-                await feed.bounds()
+                await self._bus.bounds(topic)
             head, seconds = self._scans[topic].head, self._options.timeout / 2
             said = "%s: nothing came from position %s on for %g s, so what was to be read up to %s is taken as read"
             _log.warning(said, topic, head, seconds, target[topic])
@@ -289,15 +286,10 @@ async def _first(feed: Feed) -> int:
 
 async def open_at(bus: Bus, topic: str, incarnation: int | None, position: int) -> Feed:
     """A feed at this position. OffsetRefused where the log is another one; what was removed is the feed's to tell."""
-    feed = await bus.feed(topic, Place(position, incarnation), None)
-    try:
-        bounds = await feed.bounds()
-        if bounds.incarnation != incarnation or bounds.end < position:
-            raise OffsetRefused(
-                f"{topic} was purged, or deleted and made anew, since position {position} was read; begin with a new "
-                "checkpoint"
-            )
-    except BaseException:
-        await feed.aclose()
-        raise
-    return feed
+    bounds = await bus.bounds(topic)
+    if bounds.incarnation != incarnation or bounds.end < position:
+        raise OffsetRefused(
+            f"{topic} was purged, or deleted and made anew, since position {position} was read; begin with a new "
+            "checkpoint"
+        )
+    return await bus.feed(topic, Place(position, incarnation), None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import Client, EspError, NotOffered, SchemaError, init
 from ..address import Address, Side
-from ..bus import Bounds, Break, Bus, Feed, Message
+from ..bus import Break, Bus, Feed, Message
 from ..events import moment
 from ..failover.accept import Accept, Dropped, Outcome
 from ..notices import BadMessage, Joined, Missed
@@ -18,15 +18,6 @@ from .running import counted, say
 
 _AT_ONCE = 256
 _BYTES = 4 << 20
-
-
-async def bounds(bus: Bus, topic: str) -> Bounds:
-    """What a topic of a log holds now."""
-    feed = await bus.feed(topic, "latest", None)
-    try:
-        return await feed.bounds()
-    finally:
-        await feed.aclose()
 
 
 async def is_published_to(bus: Bus, topic: str) -> bool:
@@ -45,7 +36,7 @@ async def topics(bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
         for name in names:
             held = ""
             if offered.replay:
-                found = await bounds(client.bus, name)
+                found = await client.bus.bounds(name)
                 held = f"{found.end - found.first:>12,}  "
             print(f"{held}{name}  {await _schema(client.bus, name)}".rstrip())
 
@@ -77,7 +68,7 @@ async def tail(url: str, side: Side | None, last: int, follow: bool, bus: str, c
             raise NotOffered("this bus keeps nothing to read again: pass --follow", capability="replay")
         first, end = 0, 0
         if offered.replay:
-            found = await bounds(client.bus, topic)
+            found = await client.bus.bounds(topic)
             first, end = max(found.first, found.end - last), found.end
         accept = Accept(suffix_only=offered.suffix_only, from_start=first == 0)
         print(f"{'position':>12}  what   run  id            events     bytes  term  settled   sent at (UTC)")

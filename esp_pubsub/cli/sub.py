@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from .. import Block, BusUnavailable, Client, EspError, EventFlag, Opcode, Subscriber, SubscriberOptions
 from ..bus import Start
 from ..text import BinaryWriter, CsvWriter, JsonWriter
-from .look import bounds, is_published_to
+from .look import is_published_to
 from .options import AdapterOptions, bus_start, opened, sas_options
 from .places import Target, target
 from .running import counted, progress, say
@@ -71,7 +71,7 @@ class Sub:
             and client.bus.capabilities.replay
             and await asyncio.to_thread(bus_start, self._options, self._keys) in (None, "latest")
         ):
-            found = await bounds(client.bus, topic)
+            found = await client.bus.bounds(topic)
             if there := found.end - found.first:
                 more = f"esp sub --start earliest begins with the {counted(there, 'message')} already there"
                 say(f"waiting for what is published from now on; {more}")

@@ -20,13 +20,13 @@ from rich.table import Table
 
 from .. import BusError, Client, ConfigError, init
 from ..address import Address
-from ..bus import Feed, Message, Place, Start
+from ..bus import Message, Place, Start
 from ..errors import BadFrame
 from ..events import moment
 from ..failover.ballot import Ballot
 from ..failover.words import Claim, read_word
 from ..wire.frame import BLOCK, Frame, parse
-from .look import bounds, is_published_to
+from .look import is_published_to
 
 _EVERY = 1.0  # seconds between two pictures
 _PAUSE = 0.5
@@ -164,7 +164,6 @@ class Top:
             raise ConfigError("a failover group is found by the URL of its window: give it too")
         self._controls = [window.control(group) for window in self._windows for group in groups]
         self._seen: dict[str, Topic | Control] = {}
-        self._feeds: dict[str, Feed] = {}
         self._switches: deque[Switch] = deque(maxlen=_SWITCHES)
         self._behind: set[str] = set()  # topics of which not all is read that was there before
         self._caught_up = asyncio.Event()
@@ -244,10 +243,10 @@ class Top:
         while True:
             try:
                 if replay and at == "latest":
-                    held = await bounds(self._bus, name)
+                    held = await self._bus.bounds(name)
                     end = held.end
                     at = Place(max(held.first, end - (_BACK if _CONTROL in name else 1)), held.incarnation)
-                self._feeds[name] = feed = await self._bus.feed(name, at, None)
+                feed = await self._bus.feed(name, at, None)
                 try:
                     while True:
                         await asyncio.sleep(0)  # a busy topic is never read to its end
@@ -261,7 +260,6 @@ class Top:
                                 end = 0  # what was there is no more
                         at = feed.place or at
                 finally:
-                    del self._feeds[name]
                     await feed.aclose()
             except BusError as error:
                 self._troubles[name] = str(error)
@@ -301,12 +299,11 @@ class Top:
         return Group(*tables, *troubles)
 
     async def _held(self, name: str) -> str:
-        feed = self._feeds.get(name)
-        if feed is None or not self._bus.capabilities.replay:
+        if not self._bus.capabilities.replay or name in self._troubles:
             return ""
         try:
             async with asyncio.timeout(_PAUSE):
-                found = await feed.bounds()
+                found = await self._bus.bounds(name)
         except (BusError, TimeoutError):
             return ""
         return f"{found.end - found.first:,}"

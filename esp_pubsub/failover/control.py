@@ -65,11 +65,7 @@ class Control:
         if not self._bus.capabilities.replay:
             self.from_start = False
             return await self._bus.feed(self.topic, "latest", None)
-        feed = await self._bus.feed(self.topic, "latest", None)
-        try:
-            bounds = await feed.bounds()
-        finally:
-            await feed.aclose()
+        bounds = await self._bus.bounds(self.topic)
         start = max(bounds.first, bounds.end - _BACK)
         self.from_start = start == 0
         self._place, self._end = Place(start, bounds.incarnation), bounds.end
@@ -80,7 +76,7 @@ class Control:
         if self._feed is None or self._place is None:
             return not self._bus.capabilities.replay
         try:
-            bounds = await self._feed.bounds()
+            bounds = await self._bus.bounds(self.topic)
             return self._place.incarnation == bounds.incarnation and self._place.position >= bounds.end
         except BusUnavailable:
             return False

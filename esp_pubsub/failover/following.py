@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from .._news import News
-from ..bus import Bounds, Break, Bus, Place, parts
+from ..bus import Break, Bus, Place, parts
 from ..errors import BusUnavailable
 from .line import Line
 
@@ -73,19 +73,12 @@ class Following:
         """A little before the end, so that the group's last block is found after a restart of all its members."""
         if not self._bus.capabilities.replay:
             return "latest"
-        bounds = await self._bounds()
+        bounds = await self._bus.bounds(self._topic)
         start, incarnation = max(bounds.first, bounds.end - _BACK), bounds.incarnation
         if self._place is not None:
             start, incarnation = max(start, self._place.position), self._place.incarnation
         self._place, self._end = Place(start, incarnation), bounds.end
         return self._place
-
-    async def _bounds(self) -> Bounds:
-        feed = await self._bus.feed(self._topic, "latest", None)
-        try:
-            return await feed.bounds()
-        finally:
-            await feed.aclose()
 
     async def catch_up(self) -> None:
         """Wait until the topic is followed to the end that it has now; less is sent twice then.
@@ -95,7 +88,7 @@ class Following:
         if not self._bus.capabilities.replay:
             return
         try:
-            now = await self._bounds()
+            now = await self._bus.bounds(self._topic)
         except BusUnavailable:
             return
         while self._place is None or (self._place.incarnation == now.incarnation and self._place.position < now.end):

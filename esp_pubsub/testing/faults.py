@@ -298,9 +298,6 @@ class _FaultyFeed:
         self.state, self.place = self._inner.state, self._inner.place
         return found
 
-    async def bounds(self) -> Bounds:
-        return await self._link.carry(self._inner.bounds)
-
     async def release(self, positions: Sequence[Position]) -> None:
         await self._link.carry(lambda: self._inner.release(positions))
 

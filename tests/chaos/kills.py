@@ -232,9 +232,7 @@ class Place:
     async def everything(self) -> AsyncIterator[esp.Block]:
         """All blocks on the topic, in order."""
         async with client(self.directory) as bus:
-            feed = await bus.bus.feed("kills:5555/p/q/w/I", "earliest", None)
-            end = (await feed.bounds()).end
-            await feed.aclose()
+            end = (await bus.bus.bounds("kills:5555/p/q/w/I")).end
             async with bus.subscriber(URL, SCHEMA, side="in", start="earliest") as subscriber:
                 async for block in subscriber:
                     yield block

@@ -141,7 +141,5 @@ async def pair(directory: Path, **failover: Any) -> AsyncIterator[tuple[esp.Publ
 
 async def messages_on_topic(directory: Path) -> int:
     async with esp.init(dir=directory) as client:
-        feed = await client.bus.feed(TOPIC, "earliest", None)
-        bounds = await feed.bounds()
-        await feed.aclose()
+        bounds = await client.bus.bounds(TOPIC)
     return bounds.end - bounds.first

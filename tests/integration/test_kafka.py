@@ -265,9 +265,7 @@ async def test_the_partition_that_is_configured_carries_the_blocks(kafka: Kafka,
     ):
         await inject(publisher, 1, 5)
         await Reader(subscriber).to(5)
-        feed = await client.bus.feed(f"{url.removeprefix('dfESP://')}/I", "earliest", None)
-        assert (await feed.bounds()).end == 5
-        await feed.aclose()
+        assert (await client.bus.bounds(f"{url.removeprefix('dfESP://')}/I")).end == 5
 
 
 async def test_no_partition_in_particular_is_refused_with_the_reason() -> None:

@@ -372,7 +372,7 @@ async def log_of(broker: Kafka, name: str) -> list[bytes]:
     bus = await open_bus(broker.bootstrap, 10.0)
     feed = await bus.feed(name, "earliest", None)
     try:
-        end, found = (await feed.bounds()).end, []
+        end, found = (await bus.bounds(name)).end, []
         async with asyncio.timeout(60):
             while not found or found[-1].position < end - 1:
                 found += [each for each in await feed.read(1_000, 1 << 20) if isinstance(each, Message)]

@@ -111,8 +111,7 @@ async def read_all(client: esp.Client, url: str, count: int = BLOCKS) -> None:
     async with client.subscriber(url, SCHEMA, side="in", start="earliest") as sub:
         async with asyncio.timeout(60):
             found = [await anext(sub) for _ in range(count)]
-        assert sub._feed is not None
-        end = (await sub._feed.bounds()).end
+        end = (await client.bus.bounds(sub.topic)).end
         assert [block.rows()[0][0] for block in found] == list(range(1, count + 1))
         assert end == count, "more on the topic than was published"
 

@@ -477,11 +477,6 @@ class EmbeddedFeed:
         """See `Feed.place`."""
         return Place(self._position, self._incarnation)
 
-    async def bounds(self) -> Bounds:
-        """See `Feed.bounds`."""
-        found = self._store.read(self._info)
-        return Bounds(found.first, found.next, found.incarnation)
-
     async def release(self, positions: Sequence[int]) -> None:
         """See `Feed.release`: a log keeps everything."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
 
-from esp_pubsub.bus import Bounds, Break, Message, Place
+from esp_pubsub.bus import Break, Message, Place
 from esp_pubsub.errors import BusRefused, BusUnavailable
 
 from .group import Membership
@@ -310,11 +310,6 @@ class KafkaFeed:
                 raise BusUnavailable(f"the topic {self._at.topic} is not there any more")
             await asyncio.sleep(min(_LOOK_EVERY, self._link.timeout) / 4)
         return topic_id
-
-    async def bounds(self) -> Bounds:
-        """See `Feed.bounds`."""
-        first, end = await self._link.bounds(self._at)
-        return Bounds(first, end, incarnation(self._topic_id, await self._bus.purged_at(self._name)))
 
     async def release(self, positions: Sequence[int]) -> None:
         """See `Feed.release`: a log lets go by itself."""

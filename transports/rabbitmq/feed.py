@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from esp_pubsub.bus import Bounds, Break, Message
+from esp_pubsub.bus import Break, Message
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
 from .channel import Channel, Delivery, unused
@@ -141,10 +141,6 @@ class RabbitFeed:
             self._taken = delivery.tag
             taken.append(_message(Message, (self._base + delivery.tag, delivery.data)))
         return taken
-
-    async def bounds(self) -> Bounds:
-        """See `Feed.bounds`."""
-        raise BusRefused("a queue has no positions to tell")
 
     async def release(self, positions: Sequence[int]) -> None:
         """See `Feed.release`: what was handed out is let go anyway."""

@@ -529,14 +529,6 @@ class StreamFeed:
             await old.aclose()
         await self._subscribe(link)
 
-    async def bounds(self) -> Bounds:
-        """See `Feed.bounds`."""
-        if self.error is not None or self._link is None:
-            raise self.error or BusUnavailable("this feed is not open")
-        if self._gone:
-            return await self._streams.bounds(self._stream)
-        return await self._streams.bounds_by(self._link, self._stream)
-
     async def release(self, positions: Sequence[int]) -> None:
         """See `Feed.release`: a log lets go by itself."""
 

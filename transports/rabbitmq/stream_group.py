@@ -145,11 +145,6 @@ class StreamGroupFeed:
         except (ValueError, TypeError):
             raise BusRefused(f"what {self._value} holds was stored by another program: delete that queue") from None
 
-    async def bounds(self) -> Bounds:
-        """See `Feed.bounds`."""
-        self._check()
-        return await (self._streams.bounds(self._topic) if self._feed is None else self._feed.bounds())
-
     async def release(self, positions: Sequence[int]) -> None:
         """See `Feed.release`: a log lets go by itself."""
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from esp_pubsub.bus import Bounds, Break, Message
+from esp_pubsub.bus import Break, Message
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
 from .link import Flow, Inbound, Link
@@ -147,10 +147,6 @@ class SolaceFeed:
                 self._unsettled[self._taken] = first.receipt
             taken.append(Message(self._base + self._taken, first.data))
         return taken
-
-    async def bounds(self) -> Bounds:
-        """See `Feed.bounds`."""
-        raise BusRefused("a queue has no positions to tell")
 
     async def release(self, positions: Sequence[int]) -> None:
         """See `Feed.release`: what was handed out is let go anyway."""

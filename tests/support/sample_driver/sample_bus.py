@@ -253,10 +253,6 @@ class SampleFeed:
             await self._queue.changed.wait()
         raise BusUnavailable("this feed was closed")
 
-    async def bounds(self) -> Bounds:
-        """See `Feed.bounds`."""
-        raise BusRefused("this bus keeps no log")
-
     async def release(self, positions: Sequence[int]) -> None:
         """See `Feed.release`."""
         self._queue.done(positions)

@@ -68,11 +68,11 @@ def blocks(place: Path) -> list[int]:
 
     async def read() -> list[int]:
         async with esp.init(dir=place) as client:
+            bounds = await client.bus.bounds("h:1/p/q/w/I")
+            if bounds.first == bounds.end:
+                return []
             feed = await client.bus.feed("h:1/p/q/w/I", "earliest", None)
             try:
-                bounds = await feed.bounds()
-                if bounds.first == bounds.end:
-                    return []
                 found = await feed.read(1_000, 1 << 20)
                 return [parse(each.data).id for each in found if isinstance(each, Message)]
             finally:

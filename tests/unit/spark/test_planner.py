@@ -38,6 +38,11 @@ class Odd:
         self.opens(start)
         return OddFeed(self, await self._bus.feed(topic, start, group), start)
 
+    async def bounds(self, topic: str) -> Bounds:
+        self.opens("bounds")
+        found: Bounds = await self._bus.bounds(topic)
+        return replace(found, end=found.end + self.beyond)
+
     async def retained(self, topic: str, key: str) -> bytes | None:
         self.opens(key)
         found: bytes | None = await self._bus.retained(topic, key)
@@ -52,10 +57,6 @@ class OddFeed:
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         return await self._bus.reads(self._start, lambda: self._feed.read(min(max_messages, self._bus.most), max_bytes))
-
-    async def bounds(self) -> Bounds:
-        found = await self._feed.bounds()
-        return replace(found, end=found.end + self._bus.beyond)
 
     async def aclose(self) -> None:
         await self._feed.aclose()

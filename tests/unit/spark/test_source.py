@@ -39,8 +39,7 @@ def connection(options: Options) -> Iterator[Connection]:
 
 @pytest.fixture
 def incarnation(connection: Connection) -> int | None:
-    feed = connection.ask(30, connection.bus.feed, TOPIC, 0, None)
-    return connection.ask(30, feed.bounds).incarnation
+    return connection.ask(30, connection.bus.bounds, TOPIC).incarnation
 
 
 def ids(connection: Connection, options: Options, incarnation: int | None, *ranges: tuple[int, int]) -> list[int]:
