@@ -334,11 +334,6 @@ class SimFeed:
             found.append(Message(number, data))
         return found
 
-    async def bounds(self) -> Bounds:
-        """See `Feed.bounds`."""
-        await self._broker.ask(self.process)
-        return Bounds(0, len(self._topic.log), None)
-
     async def release(self, positions: Sequence[Any]) -> None:
         """See `Feed.release`."""
         self._check()
