@@ -160,7 +160,10 @@ class Streams:
         return code == OK
 
     async def bounds(self, stream: str, *, make: bool = False) -> Bounds:
-        """What a stream holds now."""
+        """What a stream holds now, asked by the connection of a reader of it, if there is one: a new one takes time."""
+        links = [link for feed in self._open if isinstance(feed, StreamFeed) and (link := feed.link_to(stream))]
+        if links:
+            return await self.bounds_by(links[0], stream)
         async with self.connected() as link:
             return await self.bounds_by(link, stream, make=make)
 
@@ -508,6 +511,10 @@ class StreamFeed:
         if room > 0 and (self._credits < 2 or room >= _CREDITS // 2) and self._link is not None:
             self._credits += room
             self._link.send(Key.CREDIT, struct.pack(">BH", self._subscription, room))
+
+    def link_to(self, stream: str) -> Link | None:
+        """Our connection, if we read this stream by it."""
+        return self._link if self._stream == stream and self.error is None and not self._gone else None
 
     async def _renew(self) -> None:
         """The stream is not where it was: go on where it is now, or with the one that was made in its place."""
