@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -20,6 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from .address import Address
+from .backoff import Backoff
 from .bus import Break, Bus, Feed, Message, Place, Start, parts
 from .errors import (
     BadFrame,
@@ -36,6 +36,7 @@ from .errors import (
 from .events import Block, View
 from .failover.accept import Accept, Dropped, Outcome
 from .failover.ledger import Ledger, furthest, not_read, parse_state
+from .follower import Follower
 from .notices import BadMessage, Failure, Forgotten, Held, Missed, Notice, Reconnected, Skipped
 from .retained import retained_runs, retained_schema
 from .schema import Schema
@@ -130,8 +131,8 @@ class Subscriber:
         self._only_stored = start == "none"
         self._replay = bus.capabilities.replay
         self._read_to: int | None = None
-        self._feed: Feed | None = None
-        self._pause = 0.0
+        self._follower = self._new_follower()
+        self._connected = True
         self._resumed = False
         self._accept = self._new_accept(from_start=start in ("earliest", 0) and not self._only_stored)
         self._ledger = Ledger() if group is not None else None
@@ -153,11 +154,20 @@ class Subscriber:
             max_sources=self.options.max_sources,
         )
 
+    def _new_follower(self) -> Follower:
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        return Follower(
+            self._bus, self.topic, self._where, backoff, group=self.group, opened=self._reopened, trouble=self._lost
+        )
+
+    async def _where(self) -> Start:
+        return self._start
+
     async def open(self) -> None:
         """Take the place on the topic: what is published from now on is seen. The client calls this."""
-        self._accept, self._feed = await self._begin(self._start)
+        self._accept = await self._begin(self._start, self._follower)
 
-    async def _begin(self, start: Start) -> tuple[Accept, Feed]:
+    async def _begin(self, start: Start, follower: Follower) -> Accept:
         """A reader that knows nothing yet. "Latest" becomes the place it stands for, so that a feed that dies unread
         loses nothing.
         """
@@ -169,9 +179,9 @@ class Subscriber:
             bounds = await self._bus.bounds(self.topic)
             again = Place(bounds.end, bounds.incarnation)
             start = again if self.group is None else bounds.end  # what it stored elsewhere is to be told
-        feed = await self._bus.feed(self.topic, start, self.group)
+        await follower.open(start)
         self._start = again
-        return accept, feed
+        return accept
 
     def __aiter__(self) -> Subscriber:
         return self
@@ -215,18 +225,19 @@ class Subscriber:
                         "confirmed; confirm blocks, raise `unconfirmed`, or read without a group",
                         limit=self.options.unconfirmed,
                     )
-                await asyncio.sleep(0)  # where there is always more, others of the loop have their turn here
                 await self._step()
+        except Closed:  # meanwhile, by another task
+            raise StopAsyncIteration from None
         finally:
             self._taking = False
 
     async def _step(self) -> None:
-        """One read, its outcome, and what can be let go. A feed that dies is replaced by the next step."""
+        """One read, its outcome, and what can be let go. A feed that dies is replaced by the next read."""
+        if not self._incoming:
+            self._incoming = await self._read()
+        feed = self._follower.feed
+        assert feed is not None  # what came in goes with its feed
         try:
-            feed = self._feed or await self._reopen()
-            if not self._incoming:
-                self._incoming = await self._read(feed)
-                self._pause = 0.0
             anew = _is_anew(self._incoming)
             if not self._resumed and not anew:
                 self._resume(feed)
@@ -244,16 +255,16 @@ class Subscriber:
                 await feed.release(self._to_release)
                 self._to_release = []
         except BusUnavailable as error:
-            await self._lose_feed(error)
+            await self._follower.lose(error)
 
-    async def _read(self, feed: Feed) -> Sequence[Message | Break]:
+    async def _read(self) -> Sequence[Message | Break]:
         """The next messages. While there are none it is told what has been held for long."""
         most = self.options.read_blocks, self.options.read_bytes
         while (due := self._tell_held()) is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
-                    return await feed.read(*most)
-        return await feed.read(*most)
+                    return await self._follower.read(*most)
+        return await self._follower.read(*most)
 
     def _tell_held(self) -> float | None:
         """Tell once of each gap behind which blocks have been held for `gap_timeout`; returns when to look again."""
@@ -269,42 +280,24 @@ class Subscriber:
         due = min(self._gaps.values(), default=math.inf)
         return None if due == math.inf else due
 
-    async def _lose_feed(self, error: BusUnavailable) -> None:
-        if self._closed:
-            raise StopAsyncIteration from None
-        feed, self._feed = self._feed, None
+    def _lost(self, error: BusUnavailable) -> None:
+        """The feed died, or another one cannot be had."""
         self._to_release = []
         self._incoming = ()  # it comes again: nothing of it was taken
-        if feed is not None:
+        if self._connected:
+            self._connected = False
             self._notify(Failure("pubsubFail_SERVERDISCONNECT", "pubsubCode_READFAILED", error))
-            await feed.aclose()
 
-    async def _reopen(self) -> Feed:
-        """A new feed after what was read, or, in a group, after what was confirmed."""
-        while True:
-            if self._pause:
-                await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
-            self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)  # until something is read
-            if self._closed:
-                raise StopAsyncIteration
-            try:
-                start = self._start
-                self._feed = await self._bus.feed(self.topic, start, self.group)
-                break
-            except BusUnavailable:
-                continue
-        if self._closed:
-            await self._feed.aclose()
-            raise StopAsyncIteration
-        self._resumed = False
+    def _reopened(self) -> None:
+        """There is a feed again, after what was read, or, in a group, after what was confirmed."""
+        self._connected, self._resumed = True, False
         if not self._replay:
             self._accept.redelivery()
             if self._ledger is not None:
                 self._ledger.redelivery()
         self._counts["reconnects"] += 1
-        place = start.position if isinstance(start, Place) else start
+        place = self._start.position if isinstance(self._start, Place) else self._start
         self._notify(Reconnected(self.topic, f"reading goes on from {place}"))
-        return self._feed
 
     def _resume(self, feed: Feed) -> None:
         """Take up the state that the group stored with its position, once it is known."""
@@ -434,7 +427,7 @@ class Subscriber:
         try:
             await self._store(self._ledger)
         except BusUnavailable as error:
-            await self._lose_feed(error)
+            await self._follower.lose(error)
             raise
 
     async def _store(self, ledger: Ledger) -> None:
@@ -443,12 +436,12 @@ class Subscriber:
         """
         async with self._storing:
             while self._unstored:
-                if self._feed is None:
+                if (feed := self._follower.feed) is None:
                     raise BusUnavailable(f"the link to {self.topic} is down; confirm again after the next block")
                 last, done = ledger.confirmed, ledger.done
                 self._unstored = False  # what is confirmed meanwhile sets it again
                 try:
-                    await self._feed.confirm(done, ledger.state(from_start=self._accept.from_start))
+                    await feed.confirm(done, ledger.state(from_start=self._accept.from_start))
                 except BaseException:
                     self._unstored = True
                     raise
@@ -468,17 +461,18 @@ class Subscriber:
             raise BusRefused(f"{self.topic}: this bus keeps nothing to seek in")
         self._taking = True
         try:
-            accept, feed = await self._begin(start)
+            follower = self._new_follower()
+            accept = await self._begin(start, follower)
         finally:
             self._taking = False
         if self._closed:
-            await feed.aclose()
+            await follower.aclose()
             raise Closed(f"the subscriber on {self.topic} was closed meanwhile")
-        old, self._feed, self._read_to, self._incoming = self._feed, feed, None, ()
+        old, self._follower, self._read_to, self._incoming = self._follower, follower, None, ()
+        self._connected = True
         self._ready.clear()
         self._accept = accept
-        if old is not None:
-            await old.aclose()
+        await old.aclose()
 
     @property
     def stats(self) -> SubscriberStats:
@@ -493,9 +487,7 @@ class Subscriber:
         self._home.check()
         self._closed = True
         self._ready.clear()
-        feed, self._feed = self._feed, None
-        if feed is not None:
-            await feed.aclose()
+        await self._follower.aclose()
 
     async def __aenter__(self) -> Subscriber:
         return self

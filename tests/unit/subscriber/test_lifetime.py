@@ -55,7 +55,7 @@ async def test_a_close_ends_the_loop_of_a_task_that_waits_for_a_bus_that_is_away
     await bench.publish(1)
     found = await waiting
     assert isinstance(found, StopAsyncIteration | esp.Closed), found
-    assert sub._feed is None
+    assert sub._follower.feed is None
 
 
 async def test_after_the_close_every_call_says_so(bench: Bench) -> None:

@@ -109,8 +109,8 @@ async def test_a_group_that_another_reader_took_past_a_purge_goes_on_where_that_
     await bench.raw(*LINE[:2])
     sub = await reader(bench, "g")
     assert await numbers(sub, 2) == [1, 2]
-    assert sub._feed is not None
-    await sub._feed.aclose()  # as if its lease were lost
+    assert sub._follower.feed is not None
+    await sub._follower.feed.aclose()  # as if its lease were lost
     await purge(bench)
     await bench.raw(*LINE[:2])
     other = await reader(bench, "g")
@@ -185,8 +185,8 @@ class Walk:
 
     async def lose(self) -> None:
         """The lease is lost for a moment, in which another reader reads what is not confirmed, and confirms some."""
-        if self.sub._feed is not None:
-            await self.sub._feed.aclose()
+        if self.sub._follower.feed is not None:
+            await self.sub._follower.feed.aclose()
         await self.write()
         other = await reader(self.bench, self.group)
         async with asyncio.timeout(60):

@@ -1,0 +1,116 @@
+"""Reading one topic for ever: open, read, and after trouble open again, a little later each time.
+
+It is pulled: there is no task behind it (decision 2), and it reads nothing until it is asked. What it returned is the
+user's, who says each time where the next feed begins: after what was *taken*, which is less than what was read where
+something failed in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from .backoff import Backoff
+from .bus import Break, Bus, Feed, Message, Place, Start
+from .errors import BusUnavailable, Closed
+
+
+class Follower:
+    """One feed of a topic after another. Used by one task, but for `lose` and `aclose`."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        topic: str,
+        begin: Callable[[], Awaitable[Start]],
+        backoff: Backoff,
+        *,
+        group: str | None = None,
+        opened: Callable[[], None] | None = None,
+        trouble: Callable[[BusUnavailable], None] | None = None,
+    ) -> None:
+        """`begin` says where a feed begins, each time one is opened; its own BusUnavailable is trouble like any other.
+
+        `opened` is called after `read` has opened a feed, `trouble` at each trouble, before it is waited out. What
+        either raises comes out of `read`; without `trouble` that is the trouble itself.
+        """
+        self.feed: Feed | None = None
+        self._bus = bus
+        self._topic = topic
+        self._begin = begin
+        self._backoff = backoff
+        self._group = group
+        self._opened = opened
+        self._trouble = trouble
+        self._in_trouble = False  # nothing was read since the last one
+        self._not_before = 0.0
+        self._closed = False
+
+    @property
+    def place(self) -> Place | None:
+        """After what was read last; None on a queue, and while there is no feed."""
+        return None if self.feed is None else self.feed.place
+
+    async def open(self, start: Start) -> None:
+        """Take the first place. What fails here is raised."""
+        await self._open(start)
+
+    async def _open(self, start: Start) -> Feed:
+        feed = await self._bus.feed(self._topic, start, self._group)
+        if self._closed:  # while it was opened
+            await feed.aclose()
+            self._check()
+        self.feed = feed
+        return feed
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed(f"the reader of {self._topic} is closed")
+
+    async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        """See `Feed.read`. Trouble is waited out; cancelled, nothing is lost. Closed once that was called."""
+        while True:
+            await asyncio.sleep(0)  # where there is always more, others of the loop have their turn here (decision 11)
+            feed = self.feed
+            try:
+                if feed is None:
+                    feed = await self._reopen()
+                found = await feed.read(max_messages, max_bytes)
+            except BusUnavailable as error:
+                if feed is self.feed:
+                    await self.lose(error)
+                continue
+            self._in_trouble = False
+            self._backoff.reset()
+            return found
+
+    async def _reopen(self) -> Feed:
+        self._check()
+        await asyncio.sleep(max(0.0, self._not_before - asyncio.get_running_loop().time()))
+        self._check()
+        feed = await self._open(await self._begin())
+        if self._opened is not None:
+            self._opened()
+        return feed
+
+    async def lose(self, error: BusUnavailable) -> None:
+        """The feed, if there is one, is of no use any more: the next `read` opens another one."""
+        self._check()
+        feed, self.feed = self.feed, None
+        if self._in_trouble:  # the first attempt is made at once
+            self._not_before = asyncio.get_running_loop().time() + self._backoff.next()
+        self._in_trouble = True
+        try:
+            if self._trouble is None:
+                raise error
+            self._trouble(error)
+        finally:
+            if feed is not None:
+                await feed.aclose()
+
+    async def aclose(self) -> None:
+        """Stop reading; a group's next reader may go on at once. Bounded; twice is harmless."""
+        self._closed = True
+        feed, self.feed = self.feed, None
+        if feed is not None:
+            await feed.aclose()
