@@ -15,6 +15,14 @@ from .bus import Break, Bus, Feed, Message, Place, Start
 from .errors import BusUnavailable, Closed
 
 
+async def before_end(bus: Bus, topic: str, messages: int) -> tuple[Place, int]:
+    """Where a reader begins that wants the last messages of a topic, or all that are kept if these are less; and where
+    the topic ends now.
+    """
+    bounds = await bus.bounds(topic)
+    return Place(max(bounds.first, bounds.end - messages), bounds.incarnation), bounds.end
+
+
 class Follower:
     """One feed of a topic after another. Used by one task, but for `lose` and `aclose`."""
 
@@ -42,7 +50,6 @@ class Follower:
         self._group = group
         self._opened = opened
         self._trouble = trouble
-        self._in_trouble = False  # nothing was read since the last one
         self._not_before = 0.0
         self._closed = False
 
@@ -80,7 +87,6 @@ class Follower:
                 if feed is self.feed:
                     await self.lose(error)
                 continue
-            self._in_trouble = False
             self._backoff.reset()
             return found
 
@@ -97,9 +103,7 @@ class Follower:
         """The feed, if there is one, is of no use any more: the next `read` opens another one."""
         self._check()
         feed, self.feed = self.feed, None
-        if self._in_trouble:  # the first attempt is made at once
-            self._not_before = asyncio.get_running_loop().time() + self._backoff.next()
-        self._in_trouble = True
+        self._not_before = asyncio.get_running_loop().time() + self._backoff.next()
         try:
             if self._trouble is None:
                 raise error

@@ -15,11 +15,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from ._tasks import run_all
+from .backoff import Backoff
 from .bus import Break, Bus, Message, Place, parts
 from .errors import BusUnavailable, InputDiffers
 from .failover.accept import Accept, Outcome
 from .failover.chains import Chains
 from .failover.outbox import Outbox
+from .follower import Follower
 from .sender import Sender
 from .wire.frame import Frame, Sealed, source_of
 
@@ -27,6 +29,7 @@ _BACK = 1_000  # messages before the end in which the sequence is looked for fir
 _BACK_FOR_NOTHING = 10_000  # where none of them is of this sequence, it is taken to be new
 _QUIET = 2.0  # seconds: a log may end in positions that hold no message
 _PAUSE = 0.05
+_READ = 10_000, 4 << 20
 _ALL = 1 << 62
 
 
@@ -72,10 +75,19 @@ class ReadBack:
     async def _look(self, begin: int, end: int) -> InputDiffers | None:
         self._begin()
         self._place = Place(begin, self._place.incarnation)
+        follower = self._follower(None)
         try:
-            await self._follow(end)
+            await follower.open(self._place)
+            while self._place.position < end:
+                async with asyncio.timeout(_QUIET):
+                    found = await follower.read(*_READ)
+                self._read(found, follower)
         except InputDiffers as differs:  # further back there may be what makes it the other one that differs
             return differs
+        except TimeoutError:
+            return None
+        finally:
+            await follower.aclose()
         return None
 
     async def run(self, sender: Sender) -> None:
@@ -84,31 +96,26 @@ class ReadBack:
 
     async def _follow_on(self) -> None:
         """Trouble is waited out: nothing is acknowledged meanwhile."""
-        while True:
-            try:
-                await self._follow(_ALL)
-            except BusUnavailable:
-                await asyncio.sleep(_PAUSE)
-
-    async def _follow(self, end: int) -> None:
-        """Read the topic up to a position, or to where nothing more comes in front of it."""
-        feed = await self._bus.feed(self._topic, self._place, None)
+        follower = self._follower(lambda _: None)
         try:
-            while self._place.position < end:
-                try:
-                    async with asyncio.timeout(_QUIET if end < _ALL else None):
-                        found = await feed.read(10_000, 4 << 20)
-                except TimeoutError:
-                    return
-                for broken, messages in parts(found):
-                    if broken is not None:
-                        self._break(broken)
-                    self._take(messages)
-                self._place = feed.place or self._place
-                self._tell()
-                await asyncio.sleep(0)
+            while True:
+                self._read(await follower.read(*_READ), follower)
         finally:
-            await feed.aclose()
+            await follower.aclose()
+
+    def _follower(self, trouble: Callable[[BusUnavailable], None] | None) -> Follower:
+        return Follower(self._bus, self._topic, self._where, Backoff(_PAUSE, _PAUSE), trouble=trouble)
+
+    async def _where(self) -> Place:
+        return self._place
+
+    def _read(self, found: Sequence[Message | Break], follower: Follower) -> None:
+        for broken, messages in parts(found):
+            if broken is not None:
+                self._break(broken)
+            self._take(messages)
+        self._place = follower.place or self._place
+        self._tell()
 
     def _break(self, broken: Break) -> None:
         if broken.incarnation:

@@ -10,8 +10,10 @@ import math
 import time
 from collections.abc import Callable
 
-from ..bus import Break, Bus, Feed, Pipe, Place
+from ..backoff import Backoff
+from ..bus import Break, Bus, Pipe, Place, Start
 from ..errors import BusUnavailable
+from ..follower import Follower, before_end
 from ..wire.frame import frames
 from .words import Beat, Word, read_word
 
@@ -33,11 +35,11 @@ class Control:
         self.from_start = True
         self._spoke_in, self._spoke_at = -1, -math.inf
         self._bus = bus
+        self._replay = bus.capabilities.replay
         self._source = source
         self._trouble = trouble
         self._listeners: list[Callable[[Word], None]] = []
         self._pipe: Pipe | None = None
-        self._feed: Feed | None = None
         self._line = asyncio.Lock()
         self._place: Place | None = None  # after what was read
         self._end = 0
@@ -49,55 +51,48 @@ class Control:
 
     async def run(self) -> None:
         """Read until cancelled. `reading` is set once what was there has been read, and cleared in trouble."""
+        follower = Follower(
+            self._bus, self.topic, self._begin, Backoff(_PAUSE, _PAUSE), opened=self._look_for_end, trouble=self._lost
+        )
         try:
             while True:
-                try:
-                    await self._read(await self._open())
-                except BusUnavailable:
-                    self.reading.clear()
-                    await asyncio.sleep(_PAUSE)
+                for message in await follower.read(_BACK, 1 << 20):
+                    if isinstance(message, Break):  # what was there is no more
+                        self._end = 0
+                    else:
+                        self._hear(message.data)
+                if self._replay:
+                    self._place = follower.place
+                self._look_for_end()
         finally:
+            await follower.aclose()
             await self._drop_pipe()
 
-    async def _open(self) -> Feed:
-        if self._place is not None:
-            return await self._bus.feed(self.topic, self._place, None)
-        if not self._bus.capabilities.replay:
+    async def _begin(self) -> Start:
+        if not self._replay:
             self.from_start = False
-            return await self._bus.feed(self.topic, "latest", None)
-        bounds = await self._bus.bounds(self.topic)
-        start = max(bounds.first, bounds.end - _BACK)
-        self.from_start = start == 0
-        self._place, self._end = Place(start, bounds.incarnation), bounds.end
-        return await self._bus.feed(self.topic, self._place, None)
+            return "latest"
+        if self._place is None:
+            self._place, self._end = await before_end(self._bus, self.topic, _BACK)
+            self.from_start = self._place.position == 0
+        return self._place
+
+    def _look_for_end(self) -> None:
+        if self._place is None or self._place.position >= self._end:
+            self.reading.set()
+
+    def _lost(self, _: BusUnavailable) -> None:
+        self.reading.clear()
 
     async def is_current(self) -> bool:
         """Whether all that stands on the topic has been read. The bus is asked: one that does not answer says no."""
-        if self._feed is None or self._place is None:
-            return not self._bus.capabilities.replay
+        if self._place is None:
+            return not self._replay
         try:
             bounds = await self._bus.bounds(self.topic)
             return self._place.incarnation == bounds.incarnation and self._place.position >= bounds.end
         except BusUnavailable:
             return False
-
-    async def _read(self, feed: Feed) -> None:
-        self._feed = feed
-        try:
-            while True:
-                await asyncio.sleep(0)  # it may be long
-                if self._place is None or self._place.position >= self._end:
-                    self.reading.set()
-                for message in await feed.read(_BACK, 1 << 20):
-                    if isinstance(message, Break):  # what was there is no more
-                        self._end = 0
-                    else:
-                        self._hear(message.data)
-                if self._bus.capabilities.replay:
-                    self._place = feed.place
-        finally:
-            self._feed = None
-            await feed.aclose()
 
     def _hear(self, data: bytes) -> None:
         if (word := read_word(data)) is not None:

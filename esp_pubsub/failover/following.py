@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal
 
 from .._news import News
-from ..bus import Break, Bus, Place, parts
+from ..backoff import Backoff
+from ..bus import Break, Bus, Place, Start, parts
 from ..errors import BusUnavailable
+from ..follower import Follower, before_end
 from .line import Line
 
 _BACK = 1_000  # messages before the end in which a new member looks for its group's last block; beats tell it too
@@ -24,6 +25,7 @@ class Following:
         self.reads = False
         self._bus = bus
         self._topic = topic
+        self._replay = bus.capabilities.replay
         self._line = line
         self._changed = changed
         self._news = News()
@@ -34,34 +36,36 @@ class Following:
         """Follow until cancelled. Trouble is waited out: m stays too low, which is safe. Raises what `Line.follow`
         does.
         """
-        while True:
-            try:
-                await self._follow()
-            except BusUnavailable:
-                self.reads = False
-                await asyncio.sleep(_PAUSE)
-
-    async def _follow(self) -> None:
-        replay = self._bus.capabilities.replay
-        feed = await self._bus.feed(self._topic, await self._begin_at(), None)
-        self._line.rejoin()
+        follower = Follower(
+            self._bus, self._topic, self._begin_at, Backoff(_PAUSE, _PAUSE), opened=self._begins, trouble=self._pauses
+        )
         try:
-            self.reads = True
             while True:
-                await asyncio.sleep(_LOOK_EVERY if replay else 0)
-                if self._place is None or self._place.position >= self._end:
-                    self._line.reached_end()
-                for broken, messages in parts(await feed.read(10_000, 4 << 20)):
+                for broken, messages in parts(await follower.read(10_000, 4 << 20)):
                     if broken is not None:
                         self._begin_anew(broken)
                     self._line.follow_all(messages)
-                if replay:
-                    self._place = feed.place
+                if self._replay:
+                    self._place = follower.place
+                self._look_for_end()
                 self._changed()
                 self._news.tell()
+                await asyncio.sleep(_LOOK_EVERY if self._replay else 0)
         finally:
             self.reads = False
-            await feed.aclose()
+            await follower.aclose()
+
+    def _begins(self) -> None:
+        self._line.rejoin()
+        self.reads = True
+        self._look_for_end()
+
+    def _pauses(self, _: BusUnavailable) -> None:
+        self.reads = False
+
+    def _look_for_end(self) -> None:
+        if self._place is None or self._place.position >= self._end:
+            self._line.reached_end()
 
     def _begin_anew(self, broken: Break) -> None:
         """Continuity ended: what was followed so far says nothing of what comes next."""
@@ -69,23 +73,22 @@ class Following:
         if broken.incarnation:
             self._end = 0
 
-    async def _begin_at(self) -> Place | Literal["latest"]:
+    async def _begin_at(self) -> Start:
         """A little before the end, so that the group's last block is found after a restart of all its members."""
-        if not self._bus.capabilities.replay:
+        if not self._replay:
             return "latest"
-        bounds = await self._bus.bounds(self._topic)
-        start, incarnation = max(bounds.first, bounds.end - _BACK), bounds.incarnation
+        place, self._end = await before_end(self._bus, self._topic, _BACK)
         if self._place is not None:
-            start, incarnation = max(start, self._place.position), self._place.incarnation
-        self._place, self._end = Place(start, incarnation), bounds.end
-        return self._place
+            place = Place(max(place.position, self._place.position), self._place.incarnation)
+        self._place = place
+        return place
 
     async def catch_up(self) -> None:
         """Wait until the topic is followed to the end that it has now; less is sent twice then.
 
         Waits as long as that takes; at trouble it gives up, because m too low is safe.
         """
-        if not self._bus.capabilities.replay:
+        if not self._replay:
             return
         try:
             now = await self._bus.bounds(self._topic)
