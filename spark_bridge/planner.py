@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 import msgpack
 
 from esp_pubsub._news import News
+from esp_pubsub.backoff import Backoff
 from esp_pubsub.bus import Bus, Feed, Message, Place, Start
 from esp_pubsub.errors import BusError, BusUnavailable
+from esp_pubsub.follower import Follower
 from esp_pubsub.retained import retained_runs
 
 from .connection import connected, require_replay
@@ -42,7 +44,7 @@ class Planner:
         self._first = 0
         self._target: dict[str, int] | None = None
         self._given: Offset = {}
-        self._feeds: dict[str, Feed] = {}
+        self._followers: dict[str, Follower] = {}
         with ExitStack() as stack:
             self._connection = stack.enter_context(connected(options))
             self._bus: Bus = self._connection.bus
@@ -146,7 +148,7 @@ class Planner:
                 if not (scan.head >= target[topic] or scan.full or (most_rows and scan.rows_ahead >= most_rows))
             ]
 
-        before = {topic: (scan.head, self._feeds.get(topic)) for topic, scan in self._scans.items()}
+        before = {topic: (scan.head, self._feed(topic)) for topic, scan in self._scans.items()}
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.timeout / 2):
                 while self._failure is None and lacking():
@@ -154,11 +156,15 @@ class Planner:
                 return True
         for topic in lacking():
             head, feed = before[topic]
-            if feed is not None and (self._scans[topic].head, self._feeds.get(topic)) == (head, feed):
-                await self._give_up(topic, feed, target)
+            if feed is not None and (self._scans[topic].head, self._feed(topic)) == (head, feed):
+                await self._give_up(topic, target)
         return False
 
-    async def _give_up(self, topic: str, feed: Feed, target: dict[str, int]) -> None:
+    def _feed(self, topic: str) -> Feed | None:
+        follower = self._followers.get(topic)
+        return None if follower is None else follower.feed
+
+    async def _give_up(self, topic: str, target: dict[str, int]) -> None:
         """The bus is there and nothing came: what stands in front of the target is not for readers, as the marks that
         transactions of others leave on Kafka.
         """
@@ -236,32 +242,27 @@ class Planner:
 
     async def _read(self, scan: Scan) -> None:
         joins = not scan.mark.from_start
-        pause, head = _PAUSE, scan.head
-        while True:
-            try:
-                if joins:
-                    scan.accept.joined_at_run = await retained_runs(self._bus, scan.topic)
-                    joins = False
-                await self._read_feed(scan)
-            except BusUnavailable as error:
-                pause = min(_PAUSE_MOST, 2 * pause) if scan.head == head else _PAUSE
-                head = scan.head
-                _log.warning("%s: %s; trying again in %g s", scan.topic, error, pause)
-                await asyncio.sleep(pause)
 
-    async def _read_feed(self, scan: Scan) -> None:
-        feed = await open_at(self._bus, scan.topic, scan.mark.incarnation, scan.head)
-        self._feeds[scan.topic] = feed
+        async def begin() -> Place:
+            nonlocal joins
+            if joins:
+                scan.accept.joined_at_run = await retained_runs(self._bus, scan.topic)
+                joins = False
+            return await still_there(self._bus, scan.topic, scan.mark.incarnation, scan.head)
+
+        def trouble(error: BusUnavailable) -> None:
+            _log.warning("%s: %s; trying again", scan.topic, error)
+
+        follower = Follower(self._bus, scan.topic, begin, Backoff(_PAUSE, _PAUSE_MOST), trouble=trouble)
+        self._followers[scan.topic] = follower
         try:
             while True:
                 while scan.full:
                     await self._news.wait()
-                await asyncio.sleep(0)  # a busy topic is never read to its end
-                scan.take(await feed.read(*_READ))
+                scan.take(await follower.read(*_READ))
                 self._news.tell()
         finally:
-            del self._feeds[scan.topic]
-            await feed.aclose()
+            await follower.aclose()
 
     def confirm(self, name: str, end: Offset) -> None:
         """Let others see how far this query is: a retained value of each topic. The query does not depend on it."""
@@ -284,12 +285,12 @@ async def _first(feed: Feed) -> int:
                 return int(each.position)
 
 
-async def open_at(bus: Bus, topic: str, incarnation: int | None, position: int) -> Feed:
-    """A feed at this position. OffsetRefused where the log is another one; what was removed is the feed's to tell."""
+async def still_there(bus: Bus, topic: str, incarnation: int | None, position: int) -> Place:
+    """This position. OffsetRefused where the log is another one; what was removed is for the feed to report."""
     bounds = await bus.bounds(topic)
     if bounds.incarnation != incarnation or bounds.end < position:
         raise OffsetRefused(
             f"{topic} was purged, or deleted and made anew, since position {position} was read; begin with a new "
             "checkpoint"
         )
-    return await bus.feed(topic, Place(position, incarnation), None)
+    return Place(position, incarnation)

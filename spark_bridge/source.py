@@ -21,15 +21,17 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from esp_pubsub.bus import Break, Feed, Message
+from esp_pubsub.backoff import Backoff
+from esp_pubsub.bus import Break, Message, Place
 from esp_pubsub.errors import BusUnavailable, ConfigError, SchemaError
+from esp_pubsub.follower import Follower
 from esp_pubsub.schema import Schema
 from esp_pubsub.wire.frame import Frame, parse
 
 from .connection import Connection, connected
 from .offsets import Mark, Offset, OffsetRefused, from_json, to_json
 from .options import Options, read_options
-from .planner import Planner, open_at
+from .planner import Planner, still_there
 from .rows import batches, spark_schema
 from .scan import refused
 from .writer import EspStreamWriter, EspWriter, writing
@@ -154,77 +156,90 @@ def read(partition: EspPartition, options: Options, schema: Schema) -> Iterator[
 
 
 class _Reading:
-    """A feed up to the end of a partition. The next read is under way while what came last is decoded."""
+    """A topic up to the end of a partition. The next read is under way while what came last is decoded."""
 
-    def __init__(self, feed: Feed, position: int, end: int) -> None:
-        self._feed = feed
-        self._end = end
-        self._next = self._begin(position)
+    def __init__(self, connection: Connection, partition: EspPartition, patience: float) -> None:
+        """`patience`: for how many seconds trouble is waited out."""
+        self._connection = connection
+        self._topic, self._incarnation = partition.topic, partition.incarnation
+        self._position, self._end = partition.ranges[0][0], partition.ranges[-1][1]
+        self._patience = patience
+        self._in_trouble_since: float | None = None
+        self._follower = Follower(
+            connection.bus, self._topic, self._begin, Backoff(_PAUSE, _PAUSE), trouble=self._trouble
+        )
+        self._next: asyncio.Task[Sequence[Message | Break]]
 
-    @classmethod
-    async def open(cls, connection: Connection, partition: EspPartition, position: int) -> _Reading:
-        topic, incarnation = partition.topic, partition.incarnation
-        *place, feed = connection.feeds.pop(topic, (None, None, None))
-        if feed is not None and place != [incarnation, position]:
+    async def open(self) -> None:
+        """Begin to read, with the feed that the task before left, if that stands here."""
+        *place, feed = self._connection.feeds.pop(self._topic, (None, None, None))
+        if feed is not None and place != [self._incarnation, self._position]:
             await feed.aclose()
             feed = None
-        feed = feed or await open_at(connection.bus, topic, incarnation, position)
-        return cls(feed, position, partition.ranges[-1][1])
+        self._follower.feed = feed
+        self._read_on()
 
-    def _begin(self, position: int) -> asyncio.Task[Sequence[Message | Break]]:
+    async def _begin(self) -> Place:
+        return await still_there(self._connection.bus, self._topic, self._incarnation, self._position)
+
+    def _trouble(self, error: BusUnavailable) -> None:
+        now = time.monotonic()
+        self._in_trouble_since = now if self._in_trouble_since is None else self._in_trouble_since
+        if now - self._in_trouble_since >= self._patience:
+            raise error
+        _log.warning("%s at %s: %s; trying again", self._topic, self._position, error)
+
+    def _read_on(self) -> None:
         most, size = _READ
-        return asyncio.create_task(self._feed.read(min(most, self._end - position), size))
+        self._next = asyncio.create_task(self._follower.read(min(most, self._end - self._position), size))
 
     async def read(self) -> Sequence[Message | Break]:
+        """What comes next. BusUnavailable when there was trouble for too long."""
         found = await self._next
+        self._in_trouble_since = None
         last = found[-1]
-        if isinstance(last, Message) and last.position + 1 < self._end:
-            self._next = self._begin(last.position + 1)
+        if isinstance(last, Message):
+            self._position = last.position + 1
+            if self._position < self._end:
+                self._read_on()
         return found
 
-    def leave(self, connection: Connection, partition: EspPartition) -> None:
+    def leave(self) -> None:
         """Instead of closing it: for the next task."""
-        connection.feeds[partition.topic] = partition.incarnation, self._end, self._feed
+        if (feed := self._follower.feed) is not None:
+            self._connection.feeds[self._topic] = self._incarnation, self._end, feed
 
     async def aclose(self) -> None:
+        """Stop reading, also where the next read is under way."""
         self._next.cancel()
         try:
             await asyncio.gather(self._next, return_exceptions=True)
         finally:
-            await self._feed.aclose()
+            await self._follower.aclose()
 
 
 def _frames(connection: Connection, partition: EspPartition, options: Options) -> Iterator[Frame]:
     """What stands in the ranges. After trouble it goes on; BusUnavailable when there was nothing for too long."""
-    topic, ranges = partition.topic, partition.ranges
+    ranges = partition.ranges
     position, end = ranges[0][0], ranges[-1][1]
     few = end - position <= _FEW
-    last_news = time.monotonic()
-    while position < end:
-        try:
-            reading = connection.ask(options.timeout, _Reading.open, connection, partition, position)
-            try:
-                while position < end:
-                    found = connection.ask(options.timeout, reading.read)
-                    for each in found:
-                        if isinstance(each, Break):
-                            raise refused(topic, each, position)
-                        position = each.position + 1
-                        while ranges and each.position >= ranges[0][1]:
-                            ranges = ranges[1:]
-                        if ranges and each.position >= ranges[0][0]:
-                            yield parse(each.data, each.position)
-                    last_news = time.monotonic()
-            finally:
-                if few and position == end:
-                    reading.leave(connection, partition)
-                else:
-                    connection.ask(options.timeout, reading.aclose)
-        except BusUnavailable as error:
-            if time.monotonic() - last_news >= options.timeout:
-                raise
-            _log.warning("%s at %s: %s; trying again", topic, position, error)
-            time.sleep(_PAUSE)
+    reading = _Reading(connection, partition, options.timeout)
+    connection.ask(options.timeout, reading.open)
+    try:
+        while position < end:
+            for each in connection.ask(options.timeout, reading.read):
+                if isinstance(each, Break):
+                    raise refused(partition.topic, each, position)
+                position = each.position + 1
+                while ranges and each.position >= ranges[0][1]:
+                    ranges = ranges[1:]
+                if ranges and each.position >= ranges[0][0]:
+                    yield parse(each.data, each.position)
+    finally:
+        if few and position == end:
+            reading.leave()
+        else:
+            connection.ask(options.timeout, reading.aclose)
 
 
 class EspStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
