@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import Client, EspError, NotOffered, SchemaError, init
 from ..address import Address, Side
-from ..bus import Break, Bus, Feed, Message
+from ..backoff import Backoff
+from ..bus import Break, Bus, Message, Start
 from ..events import moment
 from ..failover.accept import Accept, Dropped, Outcome
+from ..follower import Follower
 from ..notices import BadMessage, Joined, Missed
 from ..retained import has_schema, retained_schema
 from ..wire.frame import BEAT, LIMITS, Frame
@@ -72,17 +73,20 @@ async def tail(url: str, side: Side | None, last: int, follow: bool, bus: str, c
             first, end = max(found.first, found.end - last), found.end
         accept = Accept(suffix_only=offered.suffix_only, from_start=first == 0)
         print(f"{'position':>12}  what   run  id            events     bytes  term  settled   sent at (UTC)")
-        feed = await client.bus.feed(topic, first if offered.replay else "latest", None)
+
+        async def begin() -> Start:
+            return first if offered.replay else "latest"
+
+        follower = Follower(client.bus, topic, begin, Backoff(0, 0))
         try:
-            await _print(feed, accept, first, None if follow else end)
+            await _print(follower, accept, first, None if follow else end)
         finally:
-            await feed.aclose()
+            await follower.aclose()
 
 
-async def _print(feed: Feed, accept: Accept, at: int, end: int | None) -> None:
+async def _print(follower: Follower, accept: Accept, at: int, end: int | None) -> None:
     while end is None or at < end:
-        await asyncio.sleep(0)  # so that it can be interrupted
-        got = await feed.read(_AT_ONCE if end is None else min(_AT_ONCE, end - at), _BYTES)
+        got = await follower.read(_AT_ONCE if end is None else min(_AT_ONCE, end - at), _BYTES)
         for each in got:
             if isinstance(each, Break):
                 print(f"{'':>12}  break  {each.reason}")

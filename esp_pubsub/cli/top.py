@@ -20,11 +20,13 @@ from rich.table import Table
 
 from .. import BusError, Client, ConfigError, init
 from ..address import Address
-from ..bus import Message, Place, Start
-from ..errors import BadFrame
+from ..backoff import Backoff
+from ..bus import Bus, Message, Place, Start
+from ..errors import BadFrame, BusRefused, BusUnavailable
 from ..events import moment
 from ..failover.ballot import Ballot
 from ..failover.words import Claim, read_word
+from ..follower import Follower, before_end
 from ..wire.frame import BLOCK, Frame, parse
 from .look import is_published_to
 
@@ -151,6 +153,29 @@ class Control:
         return rows
 
 
+class _Past:
+    """Of a topic, what was there before we came: we read it from a little before its end on."""
+
+    def __init__(self, bus: Bus, name: str) -> None:
+        self.at: Place | None = None
+        self.end = 0
+        self._bus = bus
+        self._name = name
+
+    @property
+    def is_over(self) -> bool:
+        """What comes next is new."""
+        return self.at is None or self.at.position >= self.end
+
+    async def begin(self) -> Start:
+        """Where a feed begins."""
+        if not self._bus.capabilities.replay:
+            return "latest"
+        if self.at is None:
+            self.at, self.end = await before_end(self._bus, self._name, _BACK if _CONTROL in self._name else 1)
+        return self.at
+
+
 class Top:
     """One run of it."""
 
@@ -164,6 +189,7 @@ class Top:
             raise ConfigError("a failover group is found by the URL of its window: give it too")
         self._controls = [window.control(group) for window in self._windows for group in groups]
         self._seen: dict[str, Topic | Control] = {}
+        self._followed: set[str] = set()  # those of them that are being read
         self._switches: deque[Switch] = deque(maxlen=_SWITCHES)
         self._behind: set[str] = set()  # topics of which not all is read that was there before
         self._caught_up = asyncio.Event()
@@ -207,10 +233,12 @@ class Top:
             while True:
                 try:
                     for name in await self._names():
-                        if name not in self._seen:
-                            group = name.partition(_CONTROL)[2]
-                            self._seen[name] = Control(group, self._switches) if group else Topic()
-                            self._behind.add(name)
+                        if name not in self._followed:
+                            self._followed.add(name)
+                            if name not in self._seen:
+                                group = name.partition(_CONTROL)[2]
+                                self._seen[name] = Control(group, self._switches) if group else Topic()
+                                self._behind.add(name)
                             followers.create_task(self._follow(name))
                     self._troubles.pop("", None)
                 except BusError as error:
@@ -236,34 +264,33 @@ class Top:
         return names
 
     async def _follow(self, name: str) -> None:
-        """Read a topic from a little before its end on, through any trouble."""
-        replay = self._bus.capabilities.replay
-        at: Start = "latest"
-        end = 0
-        while True:
-            try:
-                if replay and at == "latest":
-                    held = await self._bus.bounds(name)
-                    end = held.end
-                    at = Place(max(held.first, end - (_BACK if _CONTROL in name else 1)), held.incarnation)
-                feed = await self._bus.feed(name, at, None)
-                try:
-                    while True:
-                        await asyncio.sleep(0)  # a busy topic is never read to its end
-                        fresh = not isinstance(at, Place) or at.position >= end
-                        if fresh:
-                            self._caught_up_with(name)
-                        for message in await feed.read(_MESSAGES, _BYTES):
-                            if isinstance(message, Message):
-                                self._hear(name, message.data, fresh=fresh)
-                            else:
-                                end = 0  # what was there is no more
-                        at = feed.place or at
-                finally:
-                    await feed.aclose()
-            except BusError as error:
-                self._troubles[name] = str(error)
-                await asyncio.sleep(_PAUSE)
+        """Read a topic from a little before its end on, through any trouble. What the bus refuses is tried again when
+        the topics are looked for next.
+        """
+        past = _Past(self._bus, name)
+
+        def look() -> None:
+            if past.is_over:
+                self._caught_up_with(name)
+
+        def trouble(error: BusUnavailable) -> None:
+            self._troubles[name] = str(error)
+
+        follower = Follower(self._bus, name, past.begin, Backoff(_PAUSE, _PAUSE), opened=look, trouble=trouble)
+        try:
+            while True:
+                for message in await follower.read(_MESSAGES, _BYTES):
+                    if isinstance(message, Message):
+                        self._hear(name, message.data, fresh=past.is_over)
+                    else:
+                        past.end = 0  # what was there is no more
+                past.at = follower.place
+                look()
+        except BusRefused as error:
+            self._troubles[name] = str(error)
+            self._followed.discard(name)
+        finally:
+            await follower.aclose()
 
     def _caught_up_with(self, name: str) -> None:
         self._troubles.pop(name, None)
