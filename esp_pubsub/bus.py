@@ -106,14 +106,13 @@ class Run(Sequence[Message]):
     """Messages of a log that follow each other, as one read found them: batches, which are taken apart when somebody
     wants more than the first message or the last.
 
-    Several feeds may return the very same one: what the first reader has `found` out about it the others look up.
+    Several feeds may return the very same one: what one reader has found out about it can be of use to the others.
     """
 
-    __slots__ = ("_batches", "_first", "_length", "_messages", "found")
+    __slots__ = ("__weakref__", "_batches", "_first", "_length", "_messages")
 
     def __init__(self, first: int, batches: Sequence[tuple[bytes, Sequence[int]]]) -> None:
         """`first`: the position of the first message. A batch: bytes, and where in them its messages begin and end."""
-        self.found: dict[tuple[Any, ...], Any] = {}
         self._first = first
         self._batches = batches
         self._length = sum([len(bounds) - 1 for _, bounds in batches])

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ..bus import Run
 from ..errors import BadFrame
@@ -31,6 +32,8 @@ from ..notices import BadMessage, Forgotten, InputDiffers, Joined, Missed, NewRu
 from ..wire.frame import BEAT, BLOCK, LIMITS, WINDOW_FRAMES, Frame, Limits, continuing, parse, source_of
 
 DIVERGED_KEPT = 1_024
+_lines: WeakKeyDictionary[Run, dict[tuple[Any, ...], list[Frame]]] = WeakKeyDictionary()
+"""Of messages that several readers share, the lines of blocks that one of them has found there (decision 11)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +113,10 @@ class Accept:
         if source is None or source.chain is None or source.hold or source.joining or source.diverged:
             return []
         wanted = number, source.run, source.last, source.chain, 0 if self.suffix_only else self.window, limits
-        line: list[Frame] | None = messages.found.get((at, *wanted)) if isinstance(messages, Run) else None
+        lines = _lines.setdefault(messages, {}) if isinstance(messages, Run) else {}
+        line = lines.get((at, *wanted))
         if line is None:
-            line = continuing(messages[at:] if at else messages, *wanted)
-            if isinstance(messages, Run):
-                messages.found[at, *wanted] = line
+            line = lines[at, *wanted] = continuing(messages[at:] if at else messages, *wanted)
         if line:
             source.last, source.chain = line[-1].id, line[-1].chain
             self.sources[number] = self.sources.pop(number)  # the order in which they were last seen

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import struct
 from collections.abc import Sequence
 from itertools import accumulate, starmap
+from weakref import ref
 from zlib import crc32
 
 import pytest
 
 from esp_pubsub.bus import Message, Run
 from esp_pubsub.errors import BadFrame
-from esp_pubsub.failover.accept import Accept, Dropped, Outcome
+from esp_pubsub.failover.accept import Accept, Dropped, Outcome, _lines
 from esp_pubsub.notices import BadMessage
 from esp_pubsub.wire.frame import BEAT, BLOCK, CLAIM, LIMITS, ROWS, Frame, Limits, frames, parse, seal
 
@@ -125,7 +127,11 @@ def test_each_of_those_who_share_what_was_read_finds_what_it_would_find_alone() 
                 accept.resume({1: (0, known, parse(line(1, 0, known, b"a")[-1]).chain)})
             found = [outcome for part in shared for outcome in together.receive_all(part, limits)]
             assert found == one_by_one(apart, messages, limits)
-        assert any(part.found for part in shared)
+        assert any(_lines.get(part) for part in shared)
+    kept = [ref(part) for part in shared]
+    del shared
+    gc.collect()
+    assert [each() for each in kept] == [None, None]  # what was found there keeps no messages
 
 
 def test_a_line_in_order_is_delivered_as_it_is_with_its_positions() -> None:
