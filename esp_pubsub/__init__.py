@@ -34,7 +34,8 @@ from .failover.options import Failover
 from .lib import init, set_pubsub_lib, shutdown
 from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats, Resume
 from .schema import Field, FieldType, Key, Schema
-from .subscriber import Subscriber, SubscriberOptions, SubscriberStats
+from .subscriber import Subscriber
+from .subscriber_options import SubscriberOptions, SubscriberStats
 from .wire.frame import Limits
 
 __all__ = [

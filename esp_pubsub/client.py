@@ -29,7 +29,8 @@ from .publisher import Publisher, PublisherOptions, Resume, Window, sequence_nam
 from .registry import driver, election
 from .retained import has_schema, retain_runs, retain_schema, retained_runs, retained_schema
 from .schema import Schema
-from .subscriber import Begin, Subscriber, SubscriberOptions, check_start
+from .subscriber import Subscriber
+from .subscriber_options import Begin, SubscriberOptions, check_start
 from .writer import BlockWriter
 
 if TYPE_CHECKING:

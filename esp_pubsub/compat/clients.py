@@ -24,7 +24,8 @@ from ..errors import BusUnavailable, Closed, ConfigError, EspError, SchemaDiffer
 from ..events import Block, Opcode
 from ..notices import Failure, Notice
 from ..publisher import Publisher, PublisherOptions
-from ..subscriber import Subscriber, SubscriberOptions
+from ..subscriber import Subscriber
+from ..subscriber_options import SubscriberOptions
 from . import log, text
 from .modelingApi import BlockType, EventBlock, WindowSchema, from_block, pointer
 

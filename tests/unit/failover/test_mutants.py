@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from esp_pubsub import subscriber
+from esp_pubsub import delivery
 from esp_pubsub.bus import Feed, Pipe
 from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.failover import line
@@ -286,7 +286,7 @@ RESTLESS_READERS: dict[str, Any] = {
 @in_simulation(**RESTLESS_READERS)
 @in_model("group")
 def what_was_read_before_is_taken_again(patch: pytest.MonkeyPatch) -> None:
-    for module in (subscriber, _judges):
+    for module in (delivery, _judges):
         patch.setattr(module, "not_read", lambda messages, read_to: messages)
 
 
