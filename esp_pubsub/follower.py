@@ -84,8 +84,7 @@ class Follower:
                     feed = await self._reopen()
                 found = await feed.read(max_messages, max_bytes)
             except BusUnavailable as error:
-                if feed is self.feed:
-                    await self.lose(error)
+                await self.lose(feed, error)
                 continue
             self._backoff.reset()
             return found
@@ -99,10 +98,14 @@ class Follower:
             self._opened()
         return feed
 
-    async def lose(self, error: BusUnavailable) -> None:
-        """The feed, if there is one, is of no use any more: the next `read` opens another one."""
+    async def lose(self, feed: Feed | None, error: BusUnavailable) -> None:
+        """This feed failed, or none could be opened: the next `read` opens another one. One that another task has lost
+        before changes nothing.
+        """
         self._check()
-        feed, self.feed = self.feed, None
+        if feed is not self.feed:
+            return
+        self.feed = None
         self._not_before = asyncio.get_running_loop().time() + self._backoff.next()
         try:
             if self._trouble is None:

@@ -196,7 +196,7 @@ class Subscriber:
                 await feed.release(self._delivery.to_release)
                 self._delivery.to_release = []
         except BusUnavailable as error:
-            await self._follower.lose(error)
+            await self._follower.lose(feed, error)
 
     async def _read(self) -> Sequence[Message | Break]:
         """The next messages. While there are none it is told what has been held for long."""
@@ -266,11 +266,7 @@ class Subscriber:
             if not self._ledger.has(block.serial):
                 raise WrongOrder(f"block {block.id} was not delivered by this subscriber; confirm its own blocks")
             self._unstored = self._ledger.confirm(block.serial) or self._unstored
-        try:
-            await self._store(self._ledger)
-        except BusUnavailable as error:
-            await self._follower.lose(error)
-            raise
+        await self._store(self._ledger)
 
     async def _store(self, ledger: Ledger) -> None:
         """Whatever is confirmed and not stored: the state, and then the position, which may be further once the state
@@ -284,8 +280,10 @@ class Subscriber:
                 self._unstored = False  # what is confirmed meanwhile sets it again
                 try:
                     await feed.confirm(done, ledger.state(from_start=self._delivery.accept.from_start))
-                except BaseException:
+                except BaseException as error:
                     self._unstored = True
+                    if isinstance(error, BusUnavailable):
+                        await self._follower.lose(feed, error)
                     raise
                 self._unstored = ledger.stored(last) or self._unstored
 

@@ -186,7 +186,13 @@ def test_a_feed_that_another_task_found_dead_is_reported_once() -> None:
         await reader.read(1)
         reading = asyncio.ensure_future(reader.read(2))
         await asyncio.sleep(0.1)
-        await reader.follower.lose(BusUnavailable("it did not take a position"))
+        dead, trouble = reader.follower.feed, BusUnavailable("it did not take a position")
+        await reader.follower.lose(dead, trouble)
+        await asyncio.sleep(1)
+        successor = reader.follower.feed
+        await reader.follower.lose(dead, trouble)  # by a task that comes late
+        assert successor is not None
+        assert reader.follower.feed is successor
         await put(bus.inner, b"1")
         assert await reading == [b"0", b"1"]
         assert len(reader.troubles) == 1
