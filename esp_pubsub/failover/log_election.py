@@ -140,9 +140,12 @@ class LogElection:
         Only a member that has heard everything knows that there was silence; it may be itself that was away, or the
         bus.
         """
+        heard = self._contender.heard_at
         if not await self._has_heard_everything():
             await asyncio.sleep(self._every / 2)
             return
+        if self._contender.heard_at != heard:
+            return  # while it asked; so it was this member that was away
         claim = self._contender.claim()
         try:
             await self._control.write(claim)
