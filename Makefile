@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
-.PHONY: demo test check bench fuzz simulate docs demo-spark test-solace
+.PHONY: demo test check bench fuzz simulate model docs demo-spark test-solace
 
 demo: $(if $(BUS)$(wildcard .venv/ready),.venv/ready,.venv/demo)
 	$(PY) -m $(if $(BUS),tests.support.demo $(BUS),esp_pubsub.cli.demo)
@@ -32,7 +32,11 @@ fuzz: .venv/ready
 	$(PY) -m tests.fuzz
 
 simulate: .venv/ready
-	$(PY) -m esp_pubsub.testing.simulation --seeds $(or $(SEEDS),10000)
+	$(PY) -m tests.simulation --seeds $(or $(SEEDS),10000)
+
+# All worlds of the model check, or those whose name has this in it: make model NAME=retention
+model: .venv/ready
+	$(PY) -m tests.model $(NAME)
 
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --site-dir build/docs

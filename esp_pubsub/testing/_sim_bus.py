@@ -1,4 +1,5 @@
-"""A bus for the simulation: logs, logs with holes, or queues, that delays, refuses, forgets and comes late.
+"""A simulated bus, for `run_virtual` and for tests/simulation: logs, logs with holes, or queues. It delays, refuses,
+forgets and comes late.
 
 It keeps the contract of the seam and nothing more. What a pipe wrote goes to the bus in its own time, in order, also
 when whoever wrote it is frozen, dead or has closed the pipe, and then perhaps only a part of it. Confirmed is what is
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..bus import Bounds, Break, Capabilities, Message, Place, Start
@@ -433,6 +434,3 @@ class SimBus:
         """See `Bus.aclose`."""
         for one in [one for one in self._broker.open if one.process == self.process]:
             one.die("the bus was closed")
-
-
-Maker = Callable[[str], SimBus]

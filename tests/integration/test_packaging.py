@@ -64,6 +64,16 @@ def test_the_wheel_holds_every_source_file_once(wheel: Path) -> None:
     assert "esp_pubsub/py.typed" in names
 
 
+def test_the_wheel_holds_what_users_test_with_and_not_how_the_protocol_is_checked(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    folder = "esp_pubsub/testing/"
+    offered = {name.removeprefix(folder) for name in names if name.startswith(folder)}
+    assert {name for name in offered if not name.startswith("_")} == {
+        "conformance.py", "election_conformance.py", "faults.py", "history.py", "virtual.py"
+    }  # fmt: skip
+    assert {re.sub("-.*", "", name.partition("/")[0]) for name in names} == {"esp_pubsub"}  # and no tests
+
+
 def test_the_wheel_is_the_same_from_the_checkout(wheel: Path, tmp_path: Path) -> None:
     assert zipfile.ZipFile(build(tmp_path, "--wheel")).namelist() == zipfile.ZipFile(wheel).namelist()
 

@@ -1,4 +1,4 @@
-"""The model check: the quick worlds are exhausted here, all of them by `python -m esp_pubsub.testing.model`."""
+"""The model check: the quick worlds are exhausted here, all of them by `make model`."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,33 +8,33 @@ import pytest
 
 from esp_pubsub.failover.accept import Accept
 from esp_pubsub.failover.outbox import Outbox
-from esp_pubsub.testing import model
-from esp_pubsub.testing._explorer import Broken, Counterexample, Moves, Workshop, explore, freeze, thaw
-from esp_pubsub.testing._judges import Code, frame
-from esp_pubsub.testing._scene import Scene
+from tests.model import worlds
+from tests.model.explorer import Broken, Counterexample, Moves, Workshop, explore, freeze, thaw
+from tests.model.judges import Code, frame
+from tests.model.scene import Scene
 
-QUICK = [scene.name for scene in model.scenes() if scene.quick]
+QUICK = [scene.name for scene in worlds.scenes() if scene.quick]
 
 
 def scene(name: str) -> Scene:
-    return next(scene for scene in model.scenes() if scene.name == name)
+    return next(scene for scene in worlds.scenes() if scene.name == name)
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_world_has_neither_a_wrong_history_nor_a_dead_end(name: str) -> None:
-    found = model.check(scene(name))
+    found = worlds.check(scene(name))
     assert found.states > 1_000
     assert found.done > 0
 
 
 def test_worlds_have_different_names_and_most_are_quick() -> None:
-    names = [scene.name for scene in model.scenes()]
+    names = [scene.name for scene in worlds.scenes()]
     assert len(names) == len(set(names))
     assert len(QUICK) > len(names) / 3
 
 
 def test_main_prints_worlds_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert model.main(["queues, strays"]) == 0
+    assert worlds.main(["queues, strays"]) == 0
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("queues, strays of the last run")
     assert "states" in first
@@ -46,7 +46,7 @@ def test_main_prints_a_counterexample_and_fails(
 ) -> None:
     settle = Outbox.settle
     monkeypatch.setattr(Outbox, "settle", lambda self, id: settle(self, id + 1))
-    assert model.main(["log, both lead"]) == 1
+    assert worlds.main(["log, both lead"]) == 1
     text = capsys.readouterr().out
     assert "was told as missed, and nothing took it" in text
     assert text.splitlines()[-1].endswith("1 counterexamples")

@@ -30,10 +30,11 @@ from esp_pubsub.notices import Missed
 from esp_pubsub.publisher import Publisher
 from esp_pubsub.sender import Sender
 from esp_pubsub.subscriber import Subscriber
-from esp_pubsub.testing import _judges, model, simulation
-from esp_pubsub.testing._explorer import Counterexample
-from esp_pubsub.testing._group_scene import GroupScene
 from esp_pubsub.wire.frame import BLOCK, CHAIN_AT, SEALED_AT, Frame, Sealed, parse
+from tests.model import judges, worlds
+from tests.model.explorer import Counterexample
+from tests.model.group_scene import GroupScene
+from tests.simulation import run as simulation
 from tests.unit.failover import test_covered, test_line_reads
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -64,10 +65,10 @@ def in_simulation(**changes: Any) -> Callable[[Mutant], Mutant]:
 
 @pytest.mark.parametrize(("mutant", "world"), IN_MODEL)
 def test_the_model_check_catches(mutant: Mutant, world: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = next(scene for scene in model.scenes() if scene.name == world)
+    scene = next(scene for scene in worlds.scenes() if scene.name == world)
     mutant(monkeypatch)
     with pytest.raises(Counterexample):
-        model.check(scene)
+        worlds.check(scene)
 
 
 # accept rule
@@ -286,7 +287,7 @@ RESTLESS_READERS: dict[str, Any] = {
 @in_simulation(**RESTLESS_READERS)
 @in_model("group")
 def what_was_read_before_is_taken_again(patch: pytest.MonkeyPatch) -> None:
-    for module in (delivery, _judges):
+    for module in (delivery, judges):
         patch.setattr(module, "not_read", lambda messages, read_to: messages)
 
 

@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from esp_pubsub.testing import simulation
 from esp_pubsub.testing._virtual import Stuck, VirtualLoop
-from esp_pubsub.testing.simulation import Wrong, draw, run
+from tests.simulation import run as simulation
+from tests.simulation.run import Wrong, draw, run
 
 SEEDS = 240
 PARTS = 6

@@ -1,4 +1,4 @@
-"""A world of the model check: members, a bus and subscribers, and all that may happen among them. See model.py."""
+"""A world of the model check: members, a bus and subscribers, and all that may happen among them. See worlds.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from . import _judges as judges
-from ._explorer import Moves, Workshop
-from ._judges import Code, Core, CoreView, Reader, ReaderView
+from . import judges
+from .explorer import Moves, Workshop
+from .judges import Code, Core, CoreView, Reader, ReaderView
 
 LOST = -1  # in place of the queues that a message has not come to: it will never come to all
 

@@ -1,4 +1,4 @@
-"""The processes of the simulation: members, subscribers, and users who check what they get. See simulation.py.
+"""The processes of the simulation: members, subscribers, and users who check what they get. See run.py.
 
 A user is in a hurry now and then: it gives up what it waits for, at any moment, and tries again. So every call of the
 public API is cancelled at all of its awaits, sooner or later, and nothing may be lost or done by half.
@@ -11,17 +11,17 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..client import Client
-from ..errors import BusUnavailable, EspError
-from ..events import Block
-from ..failover.options import Failover
-from ..notices import BadMessage, InputDiffers, Missed, Notice
-from ..publisher import Delivery, Publisher, PublisherOptions
-from ..subscriber import Subscriber
-from ._sim_bus import SimBus
+from esp_pubsub.client import Client
+from esp_pubsub.errors import BusUnavailable, EspError
+from esp_pubsub.events import Block
+from esp_pubsub.failover.options import Failover
+from esp_pubsub.notices import BadMessage, InputDiffers, Missed, Notice
+from esp_pubsub.publisher import Delivery, Publisher, PublisherOptions
+from esp_pubsub.subscriber import Subscriber
+from esp_pubsub.testing._sim_bus import SimBus
 
 if TYPE_CHECKING:
-    from .simulation import Run
+    from .run import Run
 
 URL = "dfESP://sim:5555/project/query/window"
 SCHEMA = "id*:int64,text:string"

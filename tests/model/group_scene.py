@@ -1,4 +1,4 @@
-"""A world of the model check whose subscriber is a group, with what a bus keeps for it. See model.py."""
+"""A world of the model check whose subscriber is a group, with what a bus keeps for it. See worlds.py."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from . import _judges as judges
-from ._explorer import Broken, Moves
-from ._judges import Code, Grouped
-from ._scene import Scene, State, with_a_life_less, with_place
+from . import judges
+from .explorer import Broken, Moves
+from .judges import Code, Grouped
+from .scene import Scene, State, with_a_life_less, with_place
 
 
 class Desk(NamedTuple):

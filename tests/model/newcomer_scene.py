@@ -1,4 +1,4 @@
-"""A world of the model check where a member begins to follow in the middle of a log. See model.py."""
+"""A world of the model check where a member begins to follow in the middle of a log. See worlds.py."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from . import _judges as judges
-from ._explorer import Moves
-from ._judges import Code, Core
-from ._scene import Scene, State, with_place
+from . import judges
+from .explorer import Moves
+from .judges import Code, Core
+from .scene import Scene, State, with_place
 
 
 class Newcomer(NamedTuple):

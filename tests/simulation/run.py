@@ -11,8 +11,8 @@ all before it stand on the log, or in every subscriber's queue; what is cancelle
 when the faults have stopped: within `PATIENCE` virtual seconds every subscriber has every block, every member that
 lives has every block acknowledged or covered, and one member leads, the same one for a while.
 
-    python -m esp_pubsub.testing.simulation --seeds 10000      as many runs; the first failure is told with its seed
-    python -m esp_pubsub.testing.simulation --seed 4711        one run with its history
+    python -m tests.simulation --seeds 10000      as many runs; the first failure is told with its seed
+    python -m tests.simulation --seed 4711        one run with its history
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ import asyncio
 import contextlib
 import logging
 import random
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from ._explorer import Broken
-from ._judges import Standing
-from ._sim_bus import Broker
-from ._sim_processes import LATEST, LateProcess, MemberProcess, Process, Readership, SubscriberProcess
-from ._virtual import PROCESS, Stuck, VirtualLoop
+from esp_pubsub.testing._sim_bus import Broker
+from esp_pubsub.testing._virtual import PROCESS, Stuck, VirtualLoop
+from tests.model.explorer import Broken
+from tests.model.judges import Standing
+
+from .processes import LATEST, LateProcess, MemberProcess, Process, Readership, SubscriberProcess
 
 PATIENCE = 40.0
 _QUIET = 1.0
@@ -144,7 +144,7 @@ class Run:
     dying: int = 0
 
     def __post_init__(self) -> None:
-        self.loop = VirtualLoop(random.Random(self.plan.seed + 1))
+        self.loop = VirtualLoop(random.Random(self.plan.seed + 1))  # type: ignore[abstract]  # it has what the SDK calls
         self.broker = Broker(self.loop, self.plan.kind, deaths=self.plan.deaths)
         self.members = [MemberProcess(self, "ABC"[at], pace) for at, pace in enumerate(self.plan.pace)]
         self.subscribers = [
@@ -358,7 +358,7 @@ def main(arguments: list[str]) -> int:
             one = run(seed)
         except Wrong as wrong:
             failed += 1
-            print(f"{wrong}\n  python -m esp_pubsub.testing.simulation --seed {seed}", flush=True)
+            print(f"{wrong}\n  python -m tests.simulation --seed {seed}", flush=True)
             if not given.all:
                 return 1
             continue
@@ -369,7 +369,3 @@ def main(arguments: list[str]) -> int:
         f"{turns:,} turns, {blocks:,} blocks"
     )
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -13,18 +13,19 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from ..bus import Message
-from ..errors import InputDiffers, Stale
-from ..failover.accept import Accept, Dropped, Outcome
-from ..failover.ledger import Ledger, furthest, not_read, parse_state
-from ..failover.line import Line
-from ..failover.membership import Event, Membership, Role
-from ..failover.outbox import Outbox
-from ..failover.words import Identity, Setup
-from ..notices import InputDiffers as InputDiffersNotice
-from ..notices import Missed, NewRun
-from ..wire.frame import BEAT, BLOCK, ROWS, Frame, Sealed, frames, parse, seal
-from ._explorer import Broken
+from esp_pubsub.bus import Message
+from esp_pubsub.errors import InputDiffers, Stale
+from esp_pubsub.failover.accept import Accept, Dropped, Outcome
+from esp_pubsub.failover.ledger import Ledger, furthest, not_read, parse_state
+from esp_pubsub.failover.line import Line
+from esp_pubsub.failover.membership import Event, Membership, Role
+from esp_pubsub.failover.outbox import Outbox
+from esp_pubsub.failover.words import Identity, Setup
+from esp_pubsub.notices import InputDiffers as InputDiffersNotice
+from esp_pubsub.notices import Missed, NewRun
+from esp_pubsub.wire.frame import BEAT, BLOCK, ROWS, Frame, Sealed, frames, parse, seal
+
+from .explorer import Broken
 
 SOURCE = 7
 FORK = 2  # lines are the same below this id

@@ -11,21 +11,20 @@ Two buses. On a log there is one order for all, and what is missing of a pipe is
 its own: pipes may come to it in another order than to the next one, and single messages may be refused in one queue,
 which the pipe hears of. What a pipe wrote may come after it was dropped, or never.
 
-    python -m esp_pubsub.testing.model            every world, its states and what it took
-    python -m esp_pubsub.testing.model retention  some of them
+    python -m tests.model            every world, its states and what it took
+    python -m tests.model retention  some of them
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
-from ._explorer import Counterexample, Explored, explore
-from ._group_scene import GroupScene
-from ._judges import Code
-from ._newcomer_scene import NewcomerScene
-from ._scene import Scene
+from .explorer import Counterexample, Explored, explore
+from .group_scene import GroupScene
+from .judges import Code
+from .newcomer_scene import NewcomerScene
+from .scene import Scene
 
 
 def _stray(run: int, *ids: int) -> tuple[Code, ...]:
@@ -127,7 +126,3 @@ def main(arguments: list[str]) -> int:
         print(f"{scene.name:32} {found.states:9,} states {found.moves:11,} moves {seconds:6.1f} s  {scene.about}")
     print(f"{states:,} states in {time.perf_counter() - began:.0f} s, {failed} counterexamples")
     return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
