@@ -11,6 +11,10 @@ Two buses. On a log there is one order for all, and what is missing of a pipe is
 its own: pipes may come to it in another order than to the next one, and single messages may be refused in one queue,
 which the pipe hears of. What a pipe wrote may come after it was dropped, or never.
 
+Two lines. One input feeds two lines of each member, each on its own topic. There an election has one winner at a time,
+and only the machine itself, asked what is due, ends its lead: so it is seen whether a member that cannot go on in one
+of its lines lets another one lead.
+
     python -m tests.model            every world, its states and what it took
     python -m tests.model retention  some of them
 """
@@ -20,9 +24,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .explorer import Counterexample, Explored, explore
+from .explorer import Counterexample, Explored, World, explore
 from .group_scene import GroupScene
 from .judges import Code
+from .line_scene import FAULTS, LineScene
 from .newcomer_scene import NewcomerScene
 from .scene import Scene
 
@@ -37,7 +42,7 @@ _ALONE: dict[str, Any] = {"lines": "A", "runs": (0,), "elections": False}
 _ALL_LEAD: dict[str, Any] = {"elections": False}
 
 
-def scenes() -> list[Scene]:
+def scenes() -> list[Scene | LineScene]:
     """Every world, new: none remembers what an earlier one found."""
     return [
         Scene("log", "members take turns on one log, their inputs come block by block", given=False),
@@ -100,10 +105,24 @@ def scenes() -> list[Scene]:
                    late=True, lives=2, blocks=2, troubles=False, **_QUEUES, **_ALONE, quick=True),
         GroupScene("group of two, queue", "its readers take over from each other", in_group=2, lives=2, blocks=2,
                    **_QUEUES, **_ALONE),
+        LineScene("two lines", "one input feeds two lines on two logs, a fault of any kind may happen", faults=FAULTS),
+        LineScene("two lines, three steps", "the same with a longer input", script=((0,), (0, 1), (1,)),
+                  faults=("dies", "its input stops", "trouble")),
+        LineScene("two lines, a line is cut", "a member cannot write one of its lines any more",
+                  faults=("a line is cut",), quick=True),
+        LineScene("two lines, queues", "a fault of any kind may happen", queues=True, faults=FAULTS),
+        LineScene("two lines, queues, deaths", "who remains may be behind in one line, and full in the other",
+                  queues=True, faults=("dies",), quick=True),
+        LineScene("two lines, queues, a short input", "a member that has no more to give may be behind in one line",
+                  short=1, queues=True, faults=("loses it",), quick=True),
+        LineScene("two lines, queues, a hand-over", "leadership may be lost during it", lives=2, queues=True,
+                  faults=("hand-over", "loses it")),
+        LineScene("two lines, queues, both lead", "both members are active", script=((0,), (1,)), room=2, lives=0,
+                  queues=True, all_lead=True),
     ]  # fmt: skip
 
 
-def check(scene: Scene) -> Explored:
+def check(scene: World) -> Explored:
     """Exhaust one world. Raises Counterexample."""
     return explore(scene)
 

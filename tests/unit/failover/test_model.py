@@ -11,12 +11,13 @@ from esp_pubsub.failover.outbox import Outbox
 from tests.model import worlds
 from tests.model.explorer import Broken, Counterexample, Moves, Workshop, explore, freeze, thaw
 from tests.model.judges import Code, frame
+from tests.model.line_scene import LineScene
 from tests.model.scene import Scene
 
 QUICK = [scene.name for scene in worlds.scenes() if scene.quick]
 
 
-def scene(name: str) -> Scene:
+def scene(name: str) -> Scene | LineScene:
     return next(scene for scene in worlds.scenes() if scene.name == name)
 
 

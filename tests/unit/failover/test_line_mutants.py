@@ -1,0 +1,89 @@
+"""Deliberate faults in what a member does over two lines. Each must be caught, as those in test_mutants.py are.
+
+Each is caught by the model check, in the world that is named.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from esp_pubsub.failover.line import Line, Position
+from esp_pubsub.failover.membership import Membership
+from esp_pubsub.failover.words import Beat
+from tests.model import worlds
+from tests.model.explorer import Counterexample
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def room_in_a_full_line_is_waited_for_also_behind_the_bus(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Membership, "room", lambda self, line, size: line.outbox.room(size))
+
+
+def eligible_in_one_line_is_enough(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Membership, "eligible", property(lambda self: any(line.eligible for line in self.lines)))
+
+
+def a_hand_over_waits_for_the_first_line(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Membership, "_is_on_bus", lambda self, ids: ids is not None and self.lines[0].m >= ids[0])
+
+
+def a_hand_over_by_another_member_waits_for_the_first_line(patch: pytest.MonkeyPatch) -> None:
+    def was_handed_over(self: Membership) -> bool:
+        ids = self._hand_over_at
+        return ids is not None and self.state != "active" and self.lines[0].delivered >= ids[0]
+
+    patch.setattr(Membership, "was_handed_over", property(was_handed_over))
+
+
+def beats_carry(patch: pytest.MonkeyPatch, change: Callable[[tuple[Position, ...]], tuple[Position, ...]]) -> None:
+    beat = Membership.beat
+
+    def changed(self: Membership, *arguments: Any) -> Beat:
+        said = beat(self, *arguments)
+        return replace(said, positions=change(said.positions))
+
+    patch.setattr(Membership, "beat", changed)
+
+
+def beats_carry_the_first_position_for_each_line(patch: pytest.MonkeyPatch) -> None:
+    beats_carry(patch, lambda positions: (positions[0],) * len(positions))
+
+
+def beats_carry_the_positions_swapped(patch: pytest.MonkeyPatch) -> None:
+    beats_carry(patch, lambda positions: positions[::-1])
+
+
+def a_second_line_that_stalls_is_not_seen(patch: pytest.MonkeyPatch) -> None:
+    stalls = Membership._stalls
+
+    def of_the_first(self: Membership, now: float) -> bool:
+        lines: list[Line] = list(self.lines)
+        self.lines = lines[:1]
+        try:
+            return stalls(self, now)
+        finally:
+            self.lines = lines
+
+    patch.setattr(Membership, "_stalls", of_the_first)
+
+
+IN_MODEL: list[tuple[Mutant, str]] = [
+    (room_in_a_full_line_is_waited_for_also_behind_the_bus, "two lines, queues, deaths"),
+    (eligible_in_one_line_is_enough, "two lines, queues, a short input"),
+    (a_hand_over_waits_for_the_first_line, "two lines, queues, a hand-over"),
+    (a_hand_over_by_another_member_waits_for_the_first_line, "two lines, queues, a hand-over"),
+    (beats_carry_the_first_position_for_each_line, "two lines, queues, deaths"),
+    (beats_carry_the_positions_swapped, "two lines, queues, deaths"),
+    (a_second_line_that_stalls_is_not_seen, "two lines, a line is cut"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mutant", "world"), IN_MODEL)
+def test_the_model_check_catches(mutant: Mutant, world: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = next(scene for scene in worlds.scenes() if scene.name == world)
+    mutant(monkeypatch)
+    with pytest.raises(Counterexample):
+        worlds.check(scene)
