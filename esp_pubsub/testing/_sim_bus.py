@@ -65,6 +65,7 @@ class Broker:
         self.dead: set[str] = set()
         self.never_away: set[str] = set()  # whose queues are not durable, and who must miss nothing
         self.cut_until: dict[str, float] = {}
+        self.topics_cut_until: dict[tuple[str, str], float] = {}
         self.topics: dict[str, Topic] = {}
         self.open: list[SimPipe | SimFeed] = []
         self.numbers = itertools.count(1)
@@ -109,6 +110,12 @@ class Broker:
         for one in [one for one in self.open if one.process == process]:
             one.die("the link is lost")
 
+    def cut_topic(self, process: str, topic: str, seconds: float) -> None:
+        """A process cannot write to a topic for a while; all else it can do."""
+        self.topics_cut_until[process, topic] = self.loop.time() + seconds
+        for one in [one for one in self.open if isinstance(one, SimPipe) and one.writes(process, topic)]:
+            one.die("the topic takes nothing")
+
     def kill(self, process: str) -> None:
         """A process is gone."""
         self.loop.frozen.add(process)
@@ -147,6 +154,10 @@ class SimPipe:
         self._moving = False
         self._on_the_way: dict[str, float] = {}
         broker.open.append(self)
+
+    def writes(self, process: str, topic: str) -> bool:
+        """Whether it is the pipe of this process to this topic."""
+        return (self.process, self._name) == (process, topic)
 
     async def write(self, frames: Sequence[bytes]) -> None:
         """See `Pipe.write`."""
@@ -394,6 +405,8 @@ class SimBus:
     async def pipe(self, topic: str) -> SimPipe:
         """See `Bus.pipe`."""
         await self._broker.ask(self.process)
+        if self._broker.loop.time() < self._broker.topics_cut_until.get((self.process, topic), 0.0):
+            raise BusUnavailable(f"{topic} takes nothing of {self.process}")
         return SimPipe(self._broker, topic, self.process)
 
     async def feed(self, topic: str, start: Start, group: str | None) -> SimFeed:

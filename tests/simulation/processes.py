@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from esp_pubsub.address import Address
 from esp_pubsub.client import Client
 from esp_pubsub.errors import BusUnavailable, EspError
 from esp_pubsub.events import Block
@@ -23,9 +25,33 @@ from esp_pubsub.testing._sim_bus import SimBus
 if TYPE_CHECKING:
     from .run import Run
 
-URL = "dfESP://sim:5555/project/query/window"
 SCHEMA = "id*:int64,text:string"
 LATEST = 1_000.0
+STALL = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window of the group, and what its rows say. `at`: which of the group's lines it is."""
+
+    at: int
+    url: str
+    text: str
+
+    @property
+    def topic(self) -> str:
+        """Where it is on the bus."""
+        return Address.parse(self.url).topic("in")
+
+    def row(self, id: int) -> tuple[int, str]:
+        """The row of a block."""
+        return id, f"{self.text} {id}"
+
+
+WINDOWS = (
+    Window(0, "dfESP://sim:5555/project/query/window", "row"),
+    Window(1, "dfESP://sim:5555/project/query/other", "other row"),
+)
 
 
 class Process:
@@ -102,38 +128,42 @@ class MemberProcess(Process):
         self.pace = pace
         self.pause = 0.0
         self.stopped = False
-        self.sent_most = 0
+        self.sent_most = [0] * len(run.windows)
         self.publisher: Publisher | None = None
 
     async def work(self, client: Client) -> None:
         """See `Process.work`."""
-        plan, self.sent_most = self.run.plan, self.sent
+        plan, [window], self.sent_most = self.run.plan, self.run.windows, [self.sent(0)]
         self.publisher, self.pause = None, 0.0
         publisher = self.publisher = await self.opened(
             lambda: client.publisher(
-                URL,
+                window.url,
                 SCHEMA,
                 failover=Failover("g", buffer=plan.buffer),
-                options=PublisherOptions(stall=0.5, ack_timeout=LATEST, close_timeout=0.1),
+                options=PublisherOptions(stall=STALL, ack_timeout=LATEST, close_timeout=0.1),
             )
         )
         if plan.all_lead:
             vars(vars(publisher)["_group"]).update(_election=AlwaysLeads())
         for number in range(1, plan.blocks + 1):
-            await asyncio.sleep(self.pause + self.run.loop.rng.random() * 2 * self.pace)
-            self.pause = 0.0
-            if self.stopped:
-                await self.run.loop.create_future()  # for good
+            await self.wait_for_its_input()
             delivery = await self._inject(publisher, number)
             self.run.loop.spawn(self.process, self._await(self.process, publisher, delivery))
         await self._flush(publisher)
         self.run.tell(f"{self.process} has all its blocks on the bus")
 
+    async def wait_for_its_input(self) -> None:
+        """The next block of its input comes, or never."""
+        await asyncio.sleep(self.pause + self.run.loop.rng.random() * 2 * self.pace)
+        self.pause = 0.0
+        if self.stopped:
+            await self.run.loop.create_future()  # for good
+
     async def _inject(self, publisher: Publisher, number: int) -> Delivery:
         while True:
             try:
                 async with self.in_a_hurry(0.05):
-                    return await publisher.inject([(number, f"row {number}")])
+                    return await publisher.inject([self.run.windows[0].row(number)])
             except TimeoutError:
                 if publisher.stats.given >= number:
                     self.run.wrong(f"{self.process} cancelled the inject of block {number}, and it has an id")
@@ -171,16 +201,25 @@ class MemberProcess(Process):
         """See `Process.is_through`."""
         return self.stopped or (self.publisher is not None and self.publisher.stats.acked == self.run.plan.blocks)
 
-    @property
-    def sent(self) -> int:
-        """The highest block that it has sent, or knows to be on the bus."""
+    def sent(self, at: int) -> int:
+        """The highest block of a line that it has sent, or knows to be on the bus."""
         stats = self.publisher.stats if self.publisher is not None else None
-        return max(stats.sent, stats.on_bus, self.sent_most) if stats is not None else self.sent_most
+        return max(stats.sent, stats.on_bus, self.sent_most[at]) if stats is not None else self.sent_most[at]
 
     @property
     def waits_for_its_input(self) -> bool:
         """Whether it leads rightly, and has nothing more to send for ever. Nobody can see that but its owner."""
-        return self.leads and self.stopped and self.publisher is not None and _is_eligible(self.publisher)
+        return self.leads and self.stopped and self.is_eligible
+
+    @property
+    def is_eligible(self) -> bool:
+        """Whether it could go on where the bus stands."""
+        return self.publisher is not None and self.publisher.stats.given >= self.publisher.stats.on_bus
+
+    @property
+    def where(self) -> str:
+        """How far it is, for people."""
+        return str(self.publisher.stats) if self.publisher is not None else "the door"
 
     def hand_over(self) -> None:
         """Politely."""
@@ -196,10 +235,6 @@ class MemberProcess(Process):
                 await publisher.hand_over()
                 if led:
                     self.run.must_stand(publisher.topic, last, f"{process} has handed over after block {last}")
-
-
-def _is_eligible(publisher: Publisher) -> bool:
-    return publisher.stats.given >= publisher.stats.on_bus
 
 
 class AlwaysLeads:
@@ -238,8 +273,9 @@ class Readership:
 class SubscriberProcess(Process):
     """A subscriber and its user, who checks what comes."""
 
-    def __init__(self, run: Run, name: str, all_of_them: Readership) -> None:
+    def __init__(self, run: Run, name: str, all_of_them: Readership, window: Window) -> None:
         super().__init__(run, name)
+        self.window = window
         self.all_of_them = all_of_them
         self.last = 0
         self.began_behind = 0
@@ -258,7 +294,7 @@ class SubscriberProcess(Process):
                 first, self.last = False, block.id
                 self.run.tell(f"{self.process} gets {block.id}")
                 self.unconfirmed.append(block)
-            is_last = self.last == self.run.plan.blocks
+            is_last = self.last == self.run.blocks[self.window.at]
             if self.all_of_them.group is not None and self.unconfirmed and (is_last or rng.random() < 0.3):
                 await self._confirm(subscriber, self.unconfirmed[-1] if is_last else rng.choice(self.unconfirmed))
 
@@ -266,7 +302,7 @@ class SubscriberProcess(Process):
         """Its subscriber."""
         group = self.all_of_them.group
         opened: Subscriber = await self.opened(
-            lambda: client.subscriber(URL, side="in", start="earliest", group=group, schema=SCHEMA)
+            lambda: client.subscriber(self.window.url, side="in", start="earliest", group=group, schema=SCHEMA)
         )
         return opened
 
@@ -286,7 +322,7 @@ class SubscriberProcess(Process):
         lowest = self.began_behind if first else self.last
         if not lowest + 1 <= block.id <= max(lowest, group.tried) + 1:
             self.run.wrong(f"{self.process} got block {block.id}, and {lowest + 1} must come")
-        if block.rows() != [(block.id, f"row {block.id}")]:
+        if block.rows() != [self.window.row(block.id)]:
             self.run.wrong(f"{self.process} got {block.rows()} for block {block.id}")
         if first and len(group.readers) == 1:
             group.tried = block.id - 1  # nothing further was stored, or it would not have come
@@ -311,21 +347,25 @@ class SubscriberProcess(Process):
     @property
     def is_through(self) -> bool:
         """See `Process.is_through`."""
-        return any(reader.alive and reader.last == self.run.plan.blocks for reader in self.all_of_them.readers)
+        return any(
+            reader.alive and reader.last == self.run.blocks[self.window.at] for reader in self.all_of_them.readers
+        )
 
 
 class LateProcess(SubscriberProcess):
     """A subscriber that comes later, and may miss what was sent before, but nothing of what is sent from then on."""
 
-    def __init__(self, run: Run, name: str) -> None:
-        super().__init__(run, name, Readership(None))
+    def __init__(self, run: Run, name: str, window: Window) -> None:
+        super().__init__(run, name, Readership(None), window)
         self.sent_before = 0
         self.missed: set[int] = set()
 
     async def open(self, client: Client) -> Subscriber:
         """See `SubscriberProcess.open`."""
-        opened: Subscriber = await self.opened(lambda: client.subscriber(URL, side="in", start="latest", schema=SCHEMA))
-        self.sent_before = max(member.sent for member in self.run.members)
+        opened: Subscriber = await self.opened(
+            lambda: client.subscriber(self.window.url, side="in", start="latest", schema=SCHEMA)
+        )
+        self.sent_before = max(member.sent(self.window.at) for member in self.run.members)
         self.run.tell(f"{self.process} is there, {self.sent_before} sent before")
         return opened
 
@@ -346,4 +386,4 @@ class LateProcess(SubscriberProcess):
     @property
     def is_through(self) -> bool:
         """See `Process.is_through`."""
-        return super().is_through or self.sent_before == self.run.plan.blocks
+        return super().is_through or self.sent_before == self.run.blocks[self.window.at]

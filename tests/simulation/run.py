@@ -1,8 +1,9 @@
 """The simulation: the real client, publisher, sender, group, election and subscriber, on a simulated bus, by a seed.
 
 The theory. One seed draws everything: the kind of bus, how many members and subscribers there are, how fast their
-inputs are, which accidents happen when, every delay, and who of the processes has the next turn of the one loop. So a
-run is a history that can be had again, and a thousand runs are a thousand histories that no clock was needed for.
+inputs are, whether these feed one line or two, which accidents happen when, every delay, and who of the processes has
+the next turn of the one loop. So a run is a history that can be had again, and a thousand runs are a thousand histories
+that no clock was needed for.
 
 What is checked. All along: each subscriber's user gets 1, 2, 3, ... with the rows of its id; nothing is told as missed,
 different or bad; one that restarts goes on behind what it, or another reader of its group, confirmed, or was confirming
@@ -33,7 +34,8 @@ from esp_pubsub.testing._virtual import PROCESS, Stuck, VirtualLoop
 from tests.model.explorer import Broken
 from tests.model.judges import Standing
 
-from .processes import LATEST, LateProcess, MemberProcess, Process, Readership, SubscriberProcess
+from .lines import LinesProcess
+from .processes import LATEST, WINDOWS, LateProcess, MemberProcess, Process, Readership, SubscriberProcess
 
 PATIENCE = 40.0
 _QUIET = 1.0
@@ -79,6 +81,8 @@ class Plan:
     """How many of a user's calls are cancelled after a moment, as a share."""
     restless: bool
     """Whether readers of groups lose them to each other, and die, all the time."""
+    lines: int
+    """How many the members have; one input feeds them all."""
 
     def __str__(self) -> str:
         lines = [f"{name} = {getattr(self, name)}" for name in self.__slots__ if name != "accidents"]
@@ -119,6 +123,7 @@ def draw(seed: int) -> Plan:
         readers=rng.choice((1, 2)) if grouped else 1,
         haste=rng.choice((0.0, 0.3)),
         restless=grouped and rng.random() < 0.2,
+        lines=rng.choices((1, 2), (7, 3))[0],
     )
 
 
@@ -127,6 +132,22 @@ def _restless(plan: Plan) -> Iterator[Accident]:
     for _ in range(int(16 * plan.calm_after)):
         what = rng.choice(("cut a subscriber", "cut a subscriber", "kill a subscriber"))
         yield Accident(rng.uniform(0.05, plan.calm_after), what, rng.randrange(6), 0.02)
+
+
+def _line_cuts(plan: Plan) -> Iterator[Accident]:
+    rng = random.Random(plan.seed + 4)
+    for _ in range(rng.randrange(3)):
+        yield Accident(rng.uniform(0.05, plan.calm_after), "cut a line", rng.randrange(6), rng.choice((0.3, 0.7, 1.2)))
+
+
+def _script(plan: Plan) -> list[tuple[int, ...]]:
+    """For each block of the input, the lines to which it gives one: now this one for a while, now that one, or both."""
+    if plan.lines == 1:
+        return [(0,)] * plan.blocks
+    rng, script = random.Random(plan.seed + 5), list[tuple[int, ...]]()
+    while len(script) < plan.blocks:
+        script += [rng.choice(((0,), (1,), (0, 1)))] * rng.choice((1, 2, 5))
+    return script[: plan.blocks]
 
 
 def _in_order(accidents: Iterable[Accident]) -> tuple[Accident, ...]:
@@ -146,17 +167,22 @@ class Run:
     def __post_init__(self) -> None:
         self.loop = VirtualLoop(random.Random(self.plan.seed + 1))  # type: ignore[abstract]  # it has what the SDK calls
         self.broker = Broker(self.loop, self.plan.kind, deaths=self.plan.deaths)
-        self.members = [MemberProcess(self, "ABC"[at], pace) for at, pace in enumerate(self.plan.pace)]
+        self.windows = WINDOWS[: self.plan.lines]
+        self.script = _script(self.plan)
+        self.blocks = [sum(at in to for to in self.script) for at in range(self.plan.lines)]
+        kind = MemberProcess if self.plan.lines == 1 else LinesProcess
+        self.members = [kind(self, "ABC"[at], pace) for at, pace in enumerate(self.plan.pace)]
         self.subscribers = [
-            SubscriberProcess(self, f"S{at}{'ab'[reader]}-", readership)
+            SubscriberProcess(self, f"{'ST'[window.at]}{at}{'ab'[reader]}-", readership, window)
+            for window in self.windows
             for at in range(self.plan.subscribers)
             for readership in [Readership(f"readers{at}" if self.plan.grouped else None)]
             for reader in range(self.plan.readers)
         ]
-        self.standing: defaultdict[str, Standing] = defaultdict(
+        self.standing: defaultdict[tuple[str, str], Standing] = defaultdict(
             lambda: Standing(suffix_only=self.broker.capabilities.suffix_only)
         )
-        self.late = LateProcess(self, "L")
+        self.late = [LateProcess(self, "LK"[window.at], window) for window in self.windows]
 
     def tell(self, text: str) -> None:
         """Write the history."""
@@ -177,7 +203,7 @@ class Run:
         queues = {name: queue.came for name, queue in found.queues.items() if name.startswith("readers")}
         for where, came in queues.items() if self.plan.kind == "queues" else [("the log", found.log)]:
             try:
-                last = self.standing[where].read(came)
+                last = self.standing[topic, where].read(came)
             except Broken as broken:
                 self.wrong(f"{because}; in {where} {broken}")
                 return
@@ -225,10 +251,12 @@ class Run:
             member.start()
         self.broker.faults = self.plan.faults
         if self.plan.late is not None:
-            self.broker.never_away.add("L1")
-            self.loop.in_bus(self.plan.late, self.late.start)
+            for late in self.late:
+                self.broker.never_away.add(f"{late.name}1")
+                self.loop.in_bus(self.plan.late, late.start)
         restless = _restless(self.plan) if self.plan.restless else ()
-        for accident in _in_order([*self.plan.accidents, *restless]):
+        line_cuts = _line_cuts(self.plan) if self.plan.lines > 1 else ()
+        for accident in _in_order([*self.plan.accidents, *restless, *line_cuts]):
             await asyncio.sleep(max(0.0, accident.at - self.loop.time()))
             self._happens(accident)
         await asyncio.sleep(max(0.0, self.plan.calm_after - self.loop.time()))
@@ -252,6 +280,8 @@ class Run:
             member.pause = seconds
         elif what == "the input stops":
             member.stopped = member.stopped or sum(not other.stopped for other in self.members) > 1
+        elif what == "cut a line":
+            self.broker.cut_topic(member.process, self.windows[accident.who // 2 % len(self.windows)].topic, seconds)
         elif what.startswith("freeze"):
             self._freeze(process, seconds)
         elif what.startswith("cut"):
@@ -286,7 +316,7 @@ class Run:
         until = self.loop.time() + PATIENCE
         everybody: list[Process] = [*self.subscribers, *self.members]
         if self.plan.late is not None:
-            everybody.append(self.late)
+            everybody += self.late
         quiet_since, leader = self.loop.time(), ""
         while True:
             await asyncio.sleep(0.05)
@@ -308,8 +338,7 @@ class Run:
     def _where(self, process: Process) -> str:
         if isinstance(process, SubscriberProcess):
             return str(process.last)
-        publisher = process.publisher if isinstance(process, MemberProcess) else None
-        return str(publisher.stats) if publisher is not None else "the door"
+        return process.where if isinstance(process, MemberProcess) else ""
 
 
 class _ToHistory(logging.Handler):

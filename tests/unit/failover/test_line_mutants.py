@@ -1,6 +1,7 @@
 """Deliberate faults in what a member does over two lines. Each must be caught, as those in test_mutants.py are.
 
-Each is caught by the model check, in the world that is named.
+Those of the first table are caught by the model check, in the world that is named, those of the second by the
+simulation, within so many seeds and with these changes to what they draw.
 """
 
 from collections.abc import Callable
@@ -9,13 +10,16 @@ from typing import Any
 
 import pytest
 
+from esp_pubsub.failover.group import Group
 from esp_pubsub.failover.line import Line, Position
-from esp_pubsub.failover.membership import Membership
+from esp_pubsub.failover.membership import Activity, Membership
 from esp_pubsub.failover.words import Beat
 from tests.model import worlds
 from tests.model.explorer import Counterexample
+from tests.simulation.run import Accident, Wrong, run
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
+SEEDS = 100
 
 
 def room_in_a_full_line_is_waited_for_also_behind_the_bus(patch: pytest.MonkeyPatch) -> None:
@@ -56,6 +60,10 @@ def beats_carry_the_positions_swapped(patch: pytest.MonkeyPatch) -> None:
     beats_carry(patch, lambda positions: positions[::-1])
 
 
+def beats_carry_the_first_position_only(patch: pytest.MonkeyPatch) -> None:
+    beats_carry(patch, lambda positions: positions[:1])
+
+
 def a_second_line_that_stalls_is_not_seen(patch: pytest.MonkeyPatch) -> None:
     stalls = Membership._stalls
 
@@ -68,6 +76,22 @@ def a_second_line_that_stalls_is_not_seen(patch: pytest.MonkeyPatch) -> None:
             self.lines = lines
 
     patch.setattr(Membership, "_stalls", of_the_first)
+
+
+def a_standby_follows_the_first_line_only(patch: pytest.MonkeyPatch) -> None:
+    activity = Group._activity
+
+    async def follow_one(self: Group, what: Activity) -> None:
+        if what == "follow":
+            await self._followings[0].run()
+        await activity(self, what)
+
+    patch.setattr(Group, "_activity", follow_one)
+
+
+def acknowledgements_count_for_the_first_line(patch: pytest.MonkeyPatch) -> None:
+    acked = Group.acked
+    patch.setattr(Group, "acked", lambda self, line, id: acked(self, self.membership.lines[0], id))
 
 
 IN_MODEL: list[tuple[Mutant, str]] = [
@@ -87,3 +111,34 @@ def test_the_model_check_catches(mutant: Mutant, world: str, monkeypatch: pytest
     mutant(monkeypatch)
     with pytest.raises(Counterexample):
         worlds.check(scene)
+
+
+QUIET: dict[str, Any] = {"all_lead": False, "faults": 0.0, "haste": 0.0}
+HAND_OVERS = tuple(
+    Accident(0.3 + at * 0.05, what, who, 0.7)
+    for at, (what, who) in enumerate([("stall", 0), ("hand over", 0), ("hand over", 1), ("hand over", 2)])
+)
+IN_SIMULATION: list[tuple[Mutant, dict[str, Any]]] = [
+    (eligible_in_one_line_is_enough, {}),
+    (beats_carry_the_first_position_only, {}),
+    (beats_carry_the_positions_swapped, {}),
+    (a_standby_follows_the_first_line_only, {}),
+    (acknowledgements_count_for_the_first_line, {}),
+    (a_hand_over_waits_for_the_first_line, {**QUIET, "blocks": 40, "accidents": HAND_OVERS}),
+    (a_hand_over_by_another_member_waits_for_the_first_line, {**QUIET, "blocks": 40, "accidents": HAND_OVERS}),
+    (a_second_line_that_stalls_is_not_seen, {**QUIET, "accidents": (Accident(0.3, "cut a line", 2, 1_000.0),)}),
+]
+
+
+@pytest.mark.parametrize(("mutant", "changes"), IN_SIMULATION)
+def test_the_simulation_catches(mutant: Mutant, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(Wrong):
+        for seed in range(SEEDS):
+            run(seed, lines=2, **changes)
+
+
+@pytest.mark.parametrize("changes", [QUIET | changes for _, changes in IN_SIMULATION[-2:]])
+def test_the_real_machine_passes_what_is_put_in_the_way_of_mutants(changes: dict[str, Any]) -> None:
+    for seed in range(20):
+        run(seed, lines=2, **changes)

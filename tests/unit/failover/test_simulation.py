@@ -34,6 +34,7 @@ def test_seeds_draw_every_kind_of_bus_and_every_accident() -> None:
     assert min(drawn.values()) > 10
     assert any(plan.all_lead for plan in plans)
     assert any(plan.late is not None for plan in plans)
+    assert 0.2 < sum(plan.lines == 2 for plan in plans) / SEEDS < 0.4
 
 
 def test_a_seed_is_one_history() -> None:
