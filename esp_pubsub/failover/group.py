@@ -221,11 +221,11 @@ class Group:
                     "%s leaves with %d of the %d blocks that the bus holds", self._name, line.outbox.last, line.m
                 )
         self._step("leave")
-        last = (self.membership.hands_over_to or [0])[0]
+        topic, last = self.membership.not_handed_over
         self._hand_over.failed(
             Closed(
-                f"{self._name} left its group before it had handed over: block {last} is not known to be on the bus; "
-                "another member sends it, or this one once it is opened again",
+                f"{self._name} left its group before it had handed over: block {last} is not known to be on the bus, on "
+                f"{topic}; another member sends it, or this one once it is opened again",
                 id=last,
             )
         )

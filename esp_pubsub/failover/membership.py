@@ -196,9 +196,13 @@ class Membership:
         self._hand_over_at = None
 
     @property
-    def hands_over_to(self) -> list[int] | None:
-        """The last block of each line that had an id when a hand-over was asked for, and it is not done yet."""
-        return self._hand_over_at
+    def not_handed_over(self) -> tuple[str, int]:
+        """The topic of the first line of which a hand-over lacks something, and the last block that it is to send."""
+        topics, asked = self.setup.topics, self._hand_over_at or self._given()
+        for topic, line, last in zip(topics, self.lines, asked, strict=True):
+            if line.delivered < last:
+                return topic, last
+        return topics[0], asked[0]
 
     @property
     def was_handed_over(self) -> bool:
