@@ -224,8 +224,8 @@ class Group:
         topic, last = self.membership.not_handed_over
         self._hand_over.failed(
             Closed(
-                f"{self._name} left its group before it had handed over: block {last} is not known to be on the bus, on "
-                f"{topic}; another member sends it, or this one once it is opened again",
+                f"{self._name} left its group before it had handed over: block {last} is not known to be on the bus, "
+                f"on {topic}; another member sends it, or this one once it is opened again",
                 id=last,
             )
         )

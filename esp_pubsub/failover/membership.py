@@ -196,9 +196,14 @@ class Membership:
         self._hand_over_at = None
 
     @property
+    def hands_over_to(self) -> list[int] | None:
+        """The last block of each line that had an id when a hand-over was asked for, and it is not done yet."""
+        return self._hand_over_at
+
+    @property
     def not_handed_over(self) -> tuple[str, int]:
         """The topic of the first line of which a hand-over lacks something, and the last block that it is to send."""
-        topics, asked = self.setup.topics, self._hand_over_at or self._given()
+        topics, asked = self.setup.topics, self.hands_over_to or self._given()
         for topic, line, last in zip(topics, self.lines, asked, strict=True):
             if line.delivered < last:
                 return topic, last

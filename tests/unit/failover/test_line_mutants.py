@@ -119,7 +119,6 @@ HAND_OVERS = tuple(
     for at, (what, who) in enumerate([("stall", 0), ("hand over", 0), ("hand over", 1), ("hand over", 2)])
 )
 IN_SIMULATION: list[tuple[Mutant, dict[str, Any]]] = [
-    (eligible_in_one_line_is_enough, {}),
     (beats_carry_the_first_position_only, {}),
     (beats_carry_the_positions_swapped, {}),
     (a_standby_follows_the_first_line_only, {}),
