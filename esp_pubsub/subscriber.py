@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from .address import Address
 from .backoff import Backoff
 from .bus import Break, Bus, Feed, Message, Place, Start
-from .delivery import Delivery
 from .errors import (
     BadFrame,
     BusRefused,
@@ -33,6 +32,7 @@ from .events import Block, View
 from .failover.accept import Accept
 from .failover.ledger import Ledger, parse_state
 from .follower import Follower
+from .inbox import Inbox
 from .notices import Failure, Notice, Reconnected
 from .retained import retained_runs, retained_schema
 from .schema import Schema
@@ -68,12 +68,12 @@ class Subscriber:
         self._connected = True
         self._resumed = False
         self._ledger = Ledger() if group is not None else None
-        self._delivery = Delivery(
+        self._inbox = Inbox(
             self._new_accept(self._start), self._ledger, schema,
             View(address.options.collapse, address.options.rmretdel), options, replay=self._replay, notify=notify,
             observe=None if home.observer is None else partial(home.observer.delivered, self),
         )  # fmt: skip
-        self._ready = self._delivery.ready
+        self._ready = self._inbox.ready
         self._incoming: Sequence[Message | Break] = ()
         self._taking = False
         self._storing = asyncio.Lock()  # a state that is older must not be stored after one that is newer
@@ -84,7 +84,7 @@ class Subscriber:
     @property
     def schema(self) -> Schema | None:
         """As given, or as its publisher retained it; None while nobody has published."""
-        return self._delivery.schema
+        return self._inbox.schema
 
     def _new_accept(self, start: Start) -> Accept:
         return Accept(
@@ -104,7 +104,7 @@ class Subscriber:
 
     async def open(self) -> None:
         """Take the place on the topic: what is published from now on is seen. The client calls this."""
-        self._delivery.begin(await self._begin(self._start, self._follower))
+        self._inbox.begin(await self._begin(self._start, self._follower))
 
     async def _begin(self, start: Start, follower: Follower) -> Accept:
         """A reader that knows nothing yet. "Latest" becomes the place it stands for, so that a feed that dies unread
@@ -183,7 +183,7 @@ class Subscriber:
             if self.schema is None:
                 await self._find_schema(self._incoming)
             messages, self._incoming = self._incoming, ()
-            self._delivery.take(messages)
+            self._inbox.take(messages)
             if self._replay:
                 self._start = feed.place or self._start
             if anew:
@@ -192,9 +192,9 @@ class Subscriber:
                 self._resume(feed)  # what is stored, if anything, is of what follows
             if self._unstored and not self._ready and self._ledger is not None:
                 await self._store(self._ledger)  # a queue may have nothing more for us before that
-            if self._delivery.to_release:
-                await feed.release(self._delivery.to_release)
-                self._delivery.to_release = []
+            if self._inbox.to_release:
+                await feed.release(self._inbox.to_release)
+                self._inbox.to_release = []
         except BusUnavailable as error:
             await self._follower.lose(feed, error)
 
@@ -202,7 +202,7 @@ class Subscriber:
         """The next messages. While there are none it is told what has been held for long."""
         most = self.options.read_blocks, self.options.read_bytes
         loop = asyncio.get_running_loop()
-        while (due := self._delivery.tell_held(loop.time())) is not None:
+        while (due := self._inbox.tell_held(loop.time())) is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
                     return await self._follower.read(*most)
@@ -210,7 +210,7 @@ class Subscriber:
 
     def _lost(self, error: BusUnavailable) -> None:
         """The feed died, or another one cannot be had."""
-        self._delivery.to_release = []
+        self._inbox.to_release = []
         self._incoming = ()  # it comes again: nothing of it was taken
         if self._connected:
             self._connected = False
@@ -220,8 +220,8 @@ class Subscriber:
         """There is a feed again, after what was read, or, in a group, after what was confirmed."""
         self._connected, self._resumed = True, False
         if not self._replay:
-            self._delivery.redelivery()
-        self._delivery.counts["reconnects"] += 1
+            self._inbox.redelivery()
+        self._inbox.counts["reconnects"] += 1
         place = self._start.position if isinstance(self._start, Place) else self._start
         self._notify(Reconnected(self.topic, f"reading goes on from {place}"))
 
@@ -240,12 +240,12 @@ class Subscriber:
                 raise BusRefused(
                     f"what group {self.group!r} on {self.topic} stored cannot be read ({e}); was it another version?"
                 ) from None
-            self._delivery.resume(self._ledger, known, from_start=from_start)
+            self._inbox.resume(self._ledger, known, from_start=from_start)
         self._resumed = True
 
     async def _find_schema(self, messages: Sequence[Message | Break] = ()) -> None:
         """The topic's schema, which its publisher retained before it sent. Messages without one: SchemaError."""
-        schema = self._delivery.schema = await retained_schema(self._bus, self.topic)
+        schema = self._inbox.schema = await retained_schema(self._bus, self.topic)
         if schema is None and any(isinstance(message, Message) and _is_block(message) for message in messages):
             raise SchemaError(f"there are blocks on {self.topic}, but no schema is retained: pass schema=")
 
@@ -279,7 +279,7 @@ class Subscriber:
                 last, done = ledger.confirmed, ledger.done
                 self._unstored = False  # what is confirmed meanwhile sets it again
                 try:
-                    await feed.confirm(done, ledger.state(from_start=self._delivery.accept.from_start))
+                    await feed.confirm(done, ledger.state(from_start=self._inbox.accept.from_start))
                 except BaseException as error:
                     self._unstored = True
                     if isinstance(error, BusUnavailable):
@@ -310,13 +310,13 @@ class Subscriber:
             raise Closed(f"the subscriber on {self.topic} was closed meanwhile")
         old, self._follower, self._incoming = self._follower, follower, ()
         self._connected = True
-        self._delivery.begin(accept)
+        self._inbox.begin(accept)
         await old.aclose()
 
     @property
     def stats(self) -> SubscriberStats:
         """What was delivered, dropped and missed so far."""
-        counts = SubscriberStats(**self._delivery.counts)
+        counts = SubscriberStats(**self._inbox.counts)
         return replace(counts, unconfirmed=len(self._ledger)) if self._ledger is not None else counts
 
     async def aclose(self) -> None:

@@ -97,7 +97,7 @@ async def numbers(sub: esp.Subscriber, count: int) -> list[int]:
 async def nothing_more(sub: esp.Subscriber) -> bool:
     """Whether everything was read. A marker from another topic's time is not needed: the log's end is known."""
     end = (await sub._bus.bounds(sub.topic)).end
-    read_to = sub._delivery._read_to
+    read_to = sub._inbox._read_to
     return not sub._ready and (read_to is None or read_to == end - 1)
 
 

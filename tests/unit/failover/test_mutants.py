@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from esp_pubsub import delivery
+from esp_pubsub import inbox
 from esp_pubsub.bus import Feed, Pipe
 from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.failover import line
@@ -287,7 +287,7 @@ RESTLESS_READERS: dict[str, Any] = {
 @in_simulation(**RESTLESS_READERS)
 @in_model("group")
 def what_was_read_before_is_taken_again(patch: pytest.MonkeyPatch) -> None:
-    for module in (delivery, judges):
+    for module in (inbox, judges):
         patch.setattr(module, "not_read", lambda messages, read_to: messages)
 
 

@@ -203,7 +203,7 @@ async def test_what_was_read_together_with_a_purge_has_a_schema(bench: Bench) ->
     await bench.publish(1)
     sub = await bench.subscriber(start="earliest")
     await numbers(sub, 1)
-    sub._delivery.take([Break("the topic was emptied", None, incarnation=True), Message(50, block(1))])
+    sub._inbox.take([Break("the topic was emptied", None, incarnation=True), Message(50, block(1))])
     assert await numbers(sub, 1) == [1]
 
 

@@ -130,7 +130,7 @@ async def test_what_a_group_keeps_of_sources_is_bounded(bench: Bench) -> None:
     async with await bench.subscriber(group="g", options=fewer) as sub:
         await bench.publish(10)
         assert await numbers(sub, 1) == [10]
-        assert len(sub._delivery.accept.sources) == 2
+        assert len(sub._inbox.accept.sources) == 2
 
 
 async def test_confirm_before_anything_was_read_does_nothing(bench: Bench) -> None:
@@ -278,7 +278,7 @@ async def test_a_group_whose_feed_dies_while_it_joins_is_not_told_what_went_befo
     await sub.confirm()
     waiting = asyncio.ensure_future(numbers(sub, 1))
     await bench.raw(block(5, settled=2, link=4))  # 3 and 4 are confirmed, and that has not come
-    await until(lambda: 7 in sub._delivery.accept.sources)
+    await until(lambda: 7 in sub._inbox.accept.sources)
     bench.faults.lose_link()
     bench.faults.restore()
     await bench.raw(block(1, kind=BEAT, body=b"", count=0, settled=5))

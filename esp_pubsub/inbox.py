@@ -22,8 +22,8 @@ _EVENTS, _DATA = attrgetter("count"), attrgetter("data")
 _COUNTED = {"double": "doubles", "stale": "stale", "diverged": "diverged", "beat": "beats"}
 
 
-class Delivery:
-    """One subscriber's. What is ready is for its user; what may be let go, and nobody needs, is to be released."""
+class Inbox:
+    """What one subscriber has received: `ready` is for its user, `to_release` for the bus, because nobody needs it."""
 
     def __init__(
         self,
