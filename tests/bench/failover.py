@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import esp_pubsub as esp
-from esp_pubsub.failover.log_election import BEAT_EVERY, SILENT_BEATS
+from esp_pubsub.failover.ballot import SILENT_BEATS
+from esp_pubsub.failover.log_election import BEAT_EVERY
 from tests.bench.report import URL, Crew, Member, Report, heard, main, say
 from tests.bench.work import note_times
 
