@@ -266,6 +266,8 @@ class Publisher:
         self._check()
         encoded = self._encode(rows, opcode, flags)
         size = BODY_AT + len(encoded[3])
+        if size > self._writer.largest:
+            raise self._writer.too_large(size)
         outbox = self._outbox
         self._worked += size + 1024
         if self._worked > _TURN and not self._queue and outbox.room(size):
@@ -274,7 +276,7 @@ class Publisher:
             self._check()
         if self._queue or not outbox.room(size):
             await self._wait_for_room(size)
-        block = self._writer.seal(encoded, transactional=transactional)  # from here on nothing is awaited
+        block = self._writer.seal(encoded, transactional)  # from here on nothing is awaited
         try:
             self._add(block)
         except InputDiffers as differs:
