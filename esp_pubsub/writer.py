@@ -25,7 +25,7 @@ class BlockWriter:
         self.run = run
         self.largest = largest
         self.encode = encoder.encode
-        """See `Encoder.encode`. What it gives may still be too large for the bus: then `seal` must not be called."""
+        """See `Encoder.encode`. Check the size against `largest` before `seal`."""
         self._fingerprint = schema.fingerprint
 
     def too_large(self, size: int) -> TooLarge:
