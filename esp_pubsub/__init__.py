@@ -2,10 +2,15 @@
 
 from .address import Address
 from .client import Client
+from .engine.engine import Engine
+from .engine.model import model
+from .engine.options import EngineOptions, EngineStats, LineStats
+from .engine.out import Out
 from .errors import (
     AddressError,
     BadBody,
     BadFrame,
+    BeginningDiffers,
     BusError,
     BusRefused,
     BusUnavailable,
@@ -14,6 +19,8 @@ from .errors import (
     DeliveryUnknown,
     EspError,
     InputDiffers,
+    InputLost,
+    ModelError,
     NoAnswer,
     NoGroup,
     NothingStored,
@@ -23,6 +30,7 @@ from .errors import (
     SchemaDiffers,
     SchemaError,
     Stale,
+    StepFailed,
     TooLarge,
     Unconfirmed,
     ValueRefused,
@@ -43,6 +51,7 @@ __all__ = [
     "AddressError",
     "BadBody",
     "BadFrame",
+    "BeginningDiffers",
     "Block",
     "BusError",
     "BusRefused",
@@ -52,6 +61,9 @@ __all__ = [
     "ConfigError",
     "Delivery",
     "DeliveryUnknown",
+    "Engine",
+    "EngineOptions",
+    "EngineStats",
     "EspError",
     "Event",
     "EventFlag",
@@ -59,14 +71,18 @@ __all__ = [
     "Field",
     "FieldType",
     "InputDiffers",
+    "InputLost",
     "Key",
     "Limits",
+    "LineStats",
+    "ModelError",
     "NoAnswer",
     "NoGroup",
     "NotInstalled",
     "NotOffered",
     "NothingStored",
     "Opcode",
+    "Out",
     "Overrun",
     "Publisher",
     "PublisherOptions",
@@ -77,6 +93,7 @@ __all__ = [
     "SchemaDiffers",
     "SchemaError",
     "Stale",
+    "StepFailed",
     "Subscriber",
     "SubscriberOptions",
     "SubscriberStats",
@@ -85,6 +102,7 @@ __all__ = [
     "ValueRefused",
     "WrongOrder",
     "init",
+    "model",
     "set_pubsub_lib",
     "shutdown",
 ]

@@ -143,6 +143,13 @@ class Address:
             raise _wrong("group", group, "would read like a window's direction on Kafka: choose another name")
         return f"{self.metadata}/F/{group}"
 
+    @property
+    def engine_control(self) -> str:
+        """The name on which the members of the engine at this contquery talk among themselves."""
+        if self.project is None or self.contquery is None:
+            raise _wrong("contquery", None, f"is missing in {self}, and an engine needs one: write {FORM}")
+        return f"{self.metadata}/F/engine/{self.project}/{self.contquery}"
+
 
 def other_side(topic: str) -> str:
     """The portable name of the same window's other direction; a metadata or control name has none."""

@@ -8,17 +8,21 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
-from .address import Address, Side, other_side
-from .bus import Bus, Catalog, Election, Elections, Requests, Start
+from .address import Address, Side
+from .bus import Bus, Catalog, Requests, Start
+from .claims import Claims, find_election, find_schema
 from .config import load_options
 from .encode import Encoder, arrow_body
-from .errors import Closed, ConfigError, EspError, NotOffered, SchemaDiffers, SchemaError, Stale, WrongOrder
+from .engine.engine import Engine
+from .engine.opening import open_engine
+from .engine.options import EngineOptions
+from .errors import Closed, ConfigError, EspError, NotOffered, WrongOrder
 from .failover.join import Elect
 from .failover.line import Line
 from .failover.options import Failover
@@ -26,8 +30,8 @@ from .failover.outbox import Outbox
 from .failover.words import Setup
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Publisher, PublisherOptions, Resume, Window, sequence_name, source_number
-from .registry import driver, election
-from .retained import has_schema, retain_runs, retain_schema, retained_runs, retained_schema
+from .registry import driver
+from .retained import retain_runs, retained_runs
 from .schema import Schema
 from .subscriber import Subscriber
 from .subscriber_options import Begin, SubscriberOptions, check_start
@@ -37,7 +41,6 @@ if TYPE_CHECKING:
     from .telemetry import Telemetry
 
 _log = logging.getLogger("esp_pubsub")
-_WRITTEN_BESIDE = 0.05  # seconds within which a claim that was made at the same moment is on the bus too
 _forks = 0
 
 
@@ -140,7 +143,7 @@ class Client:
         self._home = Home()
         self._on_notice = on_notice
         self._open: WeakSet[_Closable] = WeakSet()
-        self._claiming = asyncio.Lock()  # what is retained has no compare-and-set: claims of one client take turns
+        self._claims = Claims(bus)
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -185,18 +188,17 @@ class Client:
             raise ConfigError("a failover group keeps count by itself: pass failover or resume, not both")
 
         async def opened() -> Publisher:
+            self._check()
             kind, elect = None, None
             if failover is not None:
-                kind = failover.election or next(iter(self.bus.capabilities.elections), "log")
-                elect = await self._election(kind, address.control(failover.group))
-            async with self._claiming:
-                await self._claim_schema(topic, schema)
+                kind, elect = await find_election(self.bus, failover.election, address.control(failover.group))
+            await self._claims.schema(topic, schema)
             publisher = self._publisher(
                 Window(address, topic), schema, options or PublisherOptions(), self._notifier(on_notice, topic),
                 replace(failover, election=kind) if failover is not None else None, elect, resume,
             )  # fmt: skip
             if failover is not None:
-                await self._claim_run(topic, publisher.source, failover.run)
+                await self._claims.run(topic, publisher.source, failover.run)
             if resume is not None:
                 await publisher.look_back(resume)
             self._check()
@@ -232,36 +234,6 @@ class Client:
             setup = Setup((window.topic,), (schema.text,), body, election)
             publisher.join(failover, window.address.control(failover.group), setup, line, elect)
         return publisher
-
-    async def _election(self, kind: str, control: str) -> Callable[[str, str], Election] | None:
-        """What makes the election of a group from its line and a member's name; None: the group's own, the log's."""
-        if kind == "log":
-            return None
-        if kind in self.bus.capabilities.elections:
-            bus = cast(Elections, self.bus)
-            return lambda line, member: bus.election(kind, f"{control}#{line}", member)
-        return await asyncio.to_thread(election, kind)
-
-    async def _claim_run(self, topic: str, source: int, run: int) -> None:
-        """Raise the run that is retained for a source, or find that ours is over. What was written is looked at again
-        after a moment: others, who read before it, may have written without it.
-        """
-        if not self.bus.capabilities.retained:
-            return
-        while True:
-            async with self._claiming:
-                runs = await retained_runs(self.bus, topic)
-                current = runs.get(source, -1)
-                if current > run:
-                    raise Stale(
-                        f"run {run} of this group on {topic} is over, the current one is {current}: pass a higher run",
-                        run=run,
-                        current=current,
-                    )
-                if current == run:
-                    return
-                await retain_runs(self.bus, topic, {**runs, source: run})
-            await asyncio.sleep(_WRITTEN_BESIDE)
 
     async def current_run(self, url: str, group: str, *, side: Side | None = None) -> int:
         """The run that a failover group is in, for `Failover(run=...)`; 0 where nobody has said so."""
@@ -311,6 +283,38 @@ class Client:
 
         return Opening(opened)
 
+    def engine(
+        self, model: Any, url: str, *, windows: Mapping[str, str] | None = None, output: Client | None = None,
+        options: EngineOptions | None = None, on_notice: Callable[[Notice], None] | None = None,
+    ) -> Opening[Engine]:  # fmt: skip
+        """One member of the engine that runs this model at `url`, which names a project and a contquery.
+
+        Start it in two processes or more: one publishes what the model emits, and when it dies another one goes on. The
+        model's windows are below `url`, inputs on their `in` side and outputs on their `out` side, unless `windows` has
+        a URL for them. `output` is a client of the bus of the output windows, if that is another one.
+
+        Awaiting it raises what `publisher` does, NotOffered on a bus without a log, and BeginningDiffers if the engine
+        began otherwise.
+        """
+        self._check()
+        writes = output or self
+        writes._check()  # noqa: SLF001  # a client too
+        options = options or EngineOptions()
+
+        async def opened() -> Engine:
+            self._check()
+            made = await open_engine(
+                model, url, windows, self.bus, writes.bus, writes._claims, self._home, options,  # noqa: SLF001
+                self._notifier(on_notice, url),
+            )  # fmt: skip
+            self._check()
+            made.start(self._tasks)
+            self._open.add(made)
+            writes._open.add(made)  # noqa: SLF001  # it is closed before its bus
+            return made
+
+        return Opening(opened)
+
     def _window(self, url: str, side: Side | None, default: Side) -> tuple[Address, str]:
         self._check()
         address = Address.parse(url)
@@ -330,38 +334,10 @@ class Client:
             way_out = f", or set {offered.replays_with}" if offered.replays_with else ""
             raise NotOffered(f"this bus keeps nothing to read again: start is latest{way_out}", capability="replay")
 
-    async def _claim_schema(self, topic: str, schema: Schema) -> None:
-        """Retain the topic's schema before anything is sent, and find out if somebody else was first with another."""
-        self._check()
-        if not self.bus.capabilities.retained:
-            return
-        if not await has_schema(self.bus, topic):
-            await retain_schema(self.bus, topic, schema)
-        await self.topic_schema(topic, schema)
-
     async def topic_schema(self, topic: str, given: Schema | None) -> Schema | None:
         """The schema of a topic: as given, if the topic does not differ, else as retained; None while it has none."""
         self._check()
-        if not self.bus.capabilities.retained:
-            if given is None:
-                raise SchemaError("this bus retains no schemas: pass schema=")
-            return given
-        found = await retained_schema(self.bus, topic)
-        if found is None:
-            if given is None and await has_schema(self.bus, other_side(topic)):
-                other = "in" if topic.endswith("/O") else "out"
-                raise SchemaError(
-                    f"nobody has published to {topic}, but somebody has to the other side of this window: "
-                    f"pass side={other!r}"
-                )
-            return given
-        if given is not None and given != found:
-            raise SchemaDiffers(
-                f"the schema given is {given}, the topic {topic} has {found}; use that, or another window",
-                given=given.text,
-                retained=found.text,
-            )
-        return found
+        return await find_schema(self.bus, topic, given)
 
     async def query_meta(self, url: str, timeout: float = 2.0) -> list[str]:
         """What SAS's QueryMeta answers: `?get=schema` of a window, `?get=projects`, `queries`, `windows` and the like.

@@ -21,6 +21,10 @@ code acts on the class and the data, never on the text.
     +-- InputDiffers           another input under the same source and run (.id, .ours, .theirs)
     +-- Stale                  a higher run of the source exists (.run, .current)
     +-- Overrun                a standby whose input could not wait
+    +-- ModelError             an engine's model did what no model may do
+    |   +-- StepFailed         it raised in a step (.window, .source, .run, .id, .position)
+    +-- BeginningDiffers       a member of an engine that is set up differently (.differences)
+    +-- InputLost              an engine cannot read its input, or its order, without a gap (.topic, .position)
     +-- NoGroup                confirm without a group
     +-- NothingStored          a group that has confirmed nothing, where start is none (.group)
     +-- Unconfirmed            too many blocks read and not confirmed (.limit)
@@ -136,6 +140,33 @@ class Stale(EspError):
 
 class Overrun(EspError):
     """A standby's outbox is full and its input cannot wait."""
+
+
+class ModelError(EspError):
+    """An engine's model did what no model may do."""
+
+
+class StepFailed(ModelError):
+    """The model raised in a step; `__cause__` is what it raised. All members step on the same block."""
+
+    window: str
+    source: int
+    run: int
+    id: int
+    position: Any
+
+
+class BeginningDiffers(EspError):
+    """This member of an engine is set up differently from how the engine began."""
+
+    differences: list[tuple[str, Any, Any]]
+
+
+class InputLost(EspError):
+    """What an engine still has to read is no longer there."""
+
+    topic: str
+    position: int
 
 
 class NoGroup(EspError):

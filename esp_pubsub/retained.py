@@ -1,4 +1,5 @@
-"""What a bus retains of a topic for those who come when no publisher is alive: its schema, and its sources' runs.
+"""What a bus retains of a topic for those who come when no publisher is alive: its schema, its sources' runs, and of an
+engine's order topic the first message.
 
 Everybody reads and writes them here. Other programs may write there too, so what cannot be read is one error for all.
 """
@@ -13,7 +14,7 @@ from .bus import Bus
 from .errors import BusRefused, SchemaError
 from .schema import Schema
 
-SCHEMA_KEY, RUNS_KEY = "schema", "runs"
+SCHEMA_KEY, RUNS_KEY, BEGINNING_KEY = "schema", "runs", "beginning"
 
 
 async def retained_schema(bus: Bus, topic: str) -> Schema | None:
@@ -52,3 +53,13 @@ async def retained_runs(bus: Bus, topic: str) -> dict[int, int]:
 async def retain_runs(bus: Bus, topic: str, runs: Mapping[int, int]) -> None:
     """Let everybody know the current runs of a topic: all of them, as they are one value."""
     await bus.retain(topic, RUNS_KEY, msgpack.packb(dict(runs)))
+
+
+async def retained_beginning(bus: Bus, topic: str) -> bytes | None:
+    """The message with which an engine's order topic began; None while it has not begun."""
+    return await bus.retained(topic, BEGINNING_KEY)
+
+
+async def retain_beginning(bus: Bus, topic: str, message: bytes) -> None:
+    """Let everybody know it, so that the topic's retention cannot remove it."""
+    await bus.retain(topic, BEGINNING_KEY, message)

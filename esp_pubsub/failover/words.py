@@ -27,6 +27,8 @@ class Setup:
     schemas: tuple[str, ...]
     body: str
     election: str
+    beginning: int = 0
+    """Of an engine: the chain of its beginning (engine/beginning.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +102,14 @@ def read_word(data: bytes) -> Word | None:
         return None
 
 
-def _setup(topics: Any, schemas: Any, body: Any, election: Any) -> Setup:
-    setup = Setup(tuple(topics), tuple(schemas), body, election)
-    if not setup.topics or not all(isinstance(text, str) for text in (*setup.topics, *setup.schemas, body, election)):
-        raise TypeError("a setup is made of texts")
+def _setup(topics: Any, schemas: Any, body: Any, election: Any, beginning: Any = 0) -> Setup:
+    setup = Setup(tuple(topics), tuple(schemas), body, election, beginning)
+    if (
+        not isinstance(beginning, int)
+        or not setup.topics
+        or not all(isinstance(text, str) for text in (*setup.topics, *setup.schemas, body, election))
+    ):
+        raise TypeError("a setup is made of texts, and a chain")
     return setup
 
 
@@ -135,4 +141,5 @@ def _pairs(ours: Setup, theirs: Setup) -> Sequence[tuple[str, Any, Any]]:
     lines: list[tuple[str, Any, Any]] = [
         ("topic", ours.topics[0], theirs.topics[0]), ("schema", ours.schemas[0], theirs.schemas[0])
     ] if one_line else [("topics", ours.topics, theirs.topics), ("schemas", ours.schemas, theirs.schemas)]  # fmt: skip
-    return [*lines, ("body", ours.body, theirs.body), ("election", ours.election, theirs.election)]
+    names = ("body", "election", "beginning")
+    return [*lines, *((name, getattr(ours, name), getattr(theirs, name)) for name in names)]

@@ -1,0 +1,81 @@
+"""What can be set on an engine, and what it says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..errors import ConfigError
+from ..failover.membership import Role, RoleChange
+from ..failover.options import Failover
+from ..wire.frame import LIMITS, Limits
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What can be set on a member of an engine. All members set the same; what decides the output is compared."""
+
+    run: int = 0
+    """The output begins anew with a higher run (for example 20261118), from the input as it is then."""
+    buffer: int = 10_000
+    """Blocks of each output window that a member may have computed and the bus does not hold yet."""
+    buffer_bytes: int = 64 << 20
+    """The same in bytes."""
+    step_blocks: int = 1_000
+    """Blocks that one step may emit."""
+    step_bytes: int = 64 << 20
+    """Bytes that one step may emit."""
+    max_sources: int = 10_000
+    """How many sources of an input are remembered; see `SubscriberOptions.max_sources`."""
+    election: str | None = None
+    """See `Failover.election`."""
+    fence: Literal["kill"] | None = None
+    """See `Failover.fence`."""
+    stall: float = 5.0
+    """How long the bus may leave written blocks unconfirmed before this member lets others go first."""
+    close_timeout: float = 10.0
+    """How long closing waits until the bus holds what this member computed."""
+    limits: Limits = LIMITS
+
+    def __post_init__(self) -> None:
+        for name in ("buffer", "buffer_bytes", "step_blocks", "step_bytes", "max_sources"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"{name} is a number of at least 1, not {value!r}")
+        for name in ("stall", "close_timeout"):
+            seconds = getattr(self, name)
+            if not isinstance(seconds, int | float) or not (seconds > 0 if name == "stall" else seconds >= 0):
+                raise ConfigError(f"{name} is a number of seconds, not {seconds!r}")
+        self.failover("engine")  # it checks the rest
+
+    def failover(self, group: str) -> Failover:
+        """How an engine of this name takes part in its group."""
+        return Failover(group, run=self.run, buffer=self.buffer, election=self.election, fence=self.fence)
+
+
+@dataclass(frozen=True, slots=True)
+class LineStats:
+    """One output window of an engine, as this member sees it."""
+
+    window: str
+    given: int
+    """The last block that this member computed."""
+    on_bus: int
+    """How far the bus is known to hold the sequence."""
+    waiting_blocks: int
+    waiting_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """A member of an engine at one moment."""
+
+    role: Role
+    term: int
+    """The last one in which this member led."""
+    steps: int
+    """How many blocks the model has stepped on."""
+    position: int
+    """Of the message of the input that is read next."""
+    lines: tuple[LineStats, ...]
+    last_switch: RoleChange | None
