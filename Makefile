@@ -2,10 +2,13 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PY := .venv/bin/python
 
-.PHONY: demo test check bench fuzz simulate model docs demo-spark test-solace
+.PHONY: demo demo-engine test check bench fuzz simulate model docs demo-spark test-solace
 
 demo: $(if $(BUS)$(wildcard .venv/ready),.venv/ready,.venv/demo)
 	$(PY) -m $(if $(BUS),tests.support.demo $(BUS),esp_pubsub.cli.demo)
+
+demo-engine: $(if $(BUS)$(wildcard .venv/ready),.venv/ready,.venv/demo)
+	$(PY) -m $(if $(BUS),tests.support.demo --demo demo_engine $(BUS),esp_pubsub.cli.demo_engine)
 
 demo-spark: .venv/ready
 	$(PY) -m tests.support.demo_spark

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import csv
 import filecmp
-import json
 import logging
 import random
 import sys
@@ -26,6 +25,8 @@ from typing import Any
 
 from esp_pubsub import Client, Failover, Publisher, PublisherStats, init
 from esp_pubsub.client import Opening
+
+from .stage import Stage, Watched, bar, read_settings, report, say
 
 URL = "dfESP://demo:5555/trades/cq/TradesSource"
 SCHEMA = "id*:int64,symbol:string,price:money,quantity:int32,at:stamp"
@@ -67,19 +68,19 @@ async def publish(opening: Opening[Client], run: int, trades: Path, begun: float
         await publisher.flush()
         await asyncio.to_thread(sys.stdin.read)  # until the demo closes this, it may yet be killed
         telling.cancel()
-        say(publisher.stats)
+        say_how(publisher.stats)
 
 
 async def tell(publisher: Publisher) -> None:
     """All the while, how it is."""
     while True:
-        say(publisher.stats)
+        say_how(publisher.stats)
         await asyncio.sleep(0.1)
 
 
-def say(stats: PublisherStats) -> None:
+def say_how(stats: PublisherStats) -> None:
     """One line for the process that watches."""
-    print(json.dumps({"role": stats.role, "given": stats.given, "acked": stats.acked, "term": stats.term}), flush=True)
+    say(role=stats.role, given=stats.given, acked=stats.acked, term=stats.term)
 
 
 async def subscribe(opening: Opening[Client], run: int, output: Path, blocks: int) -> None:
@@ -92,7 +93,7 @@ async def subscribe(opening: Opening[Client], run: int, output: Path, blocks: in
             opening as client,
             client.subscriber(URL, side="in", start="earliest", group="demo") as subscriber,
         ):
-            print(json.dumps({"received": 0}), flush=True)
+            say(received=0)
             async for block in subscriber:
                 if block.run != run:
                     continue
@@ -105,35 +106,10 @@ async def subscribe(opening: Opening[Client], run: int, output: Path, blocks: in
                 if now - told > 0.1 or last == blocks:
                     told = now
                     await subscriber.confirm(block)
-                    news = {"received": last, "gaps": gaps, "doubles": doubles, "pause": longest}
-                    print(json.dumps(news), flush=True)
+                    say(received=last, gaps=gaps, doubles=doubles, pause=longest)
                     longest = 0.0
                 if last == blocks:
                     return
-
-
-class Watched:
-    """A process of the demo and the last thing it said."""
-
-    def __init__(self, name: str, process: asyncio.subprocess.Process, heard: asyncio.Event) -> None:
-        self.name = name
-        self.process = process
-        self.last: dict[str, Any] = {}
-        self.heard = heard
-
-    @property
-    def leads(self) -> bool:
-        """Whether it is there and says that it is the active one."""
-        return self.last.get("role") == "active" and self.process.returncode is None
-
-    async def listen(self) -> None:
-        """Keep the last thing it said, until it ends."""
-        if self.process.stdout is not None:
-            async for line in self.process.stdout:
-                self.last.update(json.loads(line))
-                self.heard.set()
-        await self.process.wait()
-        self.heard.set()
 
 
 class Demo:
@@ -142,39 +118,18 @@ class Demo:
     def __init__(self, place: Path, events: int, bus: str, settings: Sequence[str]) -> None:
         self.blocks = -(-events // BLOCK)
         self.bus = bus
-        self.settings = settings or [f"dir={place / 'bus'}"] * (bus == "embedded")
         self.trades, self.output = place / "trades.csv", place / "received.csv"
         self.publishers: list[Watched] = []
-        self.processes: list[asyncio.subprocess.Process] = []
         self.pauses: list[float] = []
-        self.live = sys.stdout.isatty()
-        self.drawn = 0
-        self.heard = asyncio.Event()  # one of them said something, or ended
-        self.begun = time.time()
-        self.run_number = int(self.begun)
-
-    async def start(self, tasks: asyncio.TaskGroup, role: str, *arguments: object) -> Watched:
-        """Another process of this file."""
-        command = [sys.executable, "-m", "esp_pubsub.cli.demo", "--role", role, "--run", self.run_number, *arguments]
-        process = await asyncio.create_subprocess_exec(
-            *map(str, command),
-            "--bus",
-            self.bus,
-            "--",
-            *self.settings,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        self.processes.append(process)
-        watched = Watched(f"{role} {process.pid}", process, self.heard)
-        tasks.create_task(watched.listen())
-        return watched
+        settings = settings or [f"dir={place / 'bus'}"] * (bus == "embedded")
+        self.stage = Stage("esp_pubsub.cli.demo", bus, settings)
 
     async def start_publisher(self, tasks: asyncio.TaskGroup) -> None:
         """Another member of the group."""
-        watched = await self.start(tasks, "publisher", "--trades", self.trades, "--begun", self.begun)
+        stage = self.stage
+        watched = await stage.start(tasks, "publisher", "--trades", self.trades, "--begun", stage.begun)
         self.publishers.append(watched)
-        self.tell(f"started {watched.name}")
+        stage.tell(f"started {watched.name}")
 
     async def run(self) -> bool:
         """The whole demo; True if nothing was lost or doubled."""
@@ -182,22 +137,20 @@ class Demo:
         try:
             return await self.play()
         finally:
-            for process in self.processes:
-                if process.returncode is None:
-                    process.kill()
-                await process.wait()
+            await self.stage.end()
 
     async def play(self) -> bool:
         """Start, kill, start, kill, and compare."""
         async with asyncio.TaskGroup() as tasks:
-            subscriber = await self.start(tasks, "subscriber", "--output", self.output, "--blocks", self.blocks)
-            await self.news()
-            self.begun = time.time()
+            subscriber = await self.stage.start(tasks, "subscriber", "--output", self.output, "--blocks", self.blocks)
+            await self.stage.news()
+            self.stage.begun = time.time()
             for _ in range(2):
                 await self.start_publisher(tasks)
             for share in (1 / 3, 2 / 3):
                 await self.until(subscriber, share * self.blocks)
-                await self.kill_active()
+                active = await self.stage.kill_active(self.publishers)
+                self.stage.tell(f"killed {active.name}, the active one, at its block {active.last['given']}")
                 if share < 0.5:
                     await self.start_publisher(tasks)
             await self.until(subscriber, self.blocks)
@@ -211,64 +164,31 @@ class Demo:
         while subscriber.last.get("received", 0) < id:
             if subscriber.process.returncode is not None:
                 raise RuntimeError(f"{subscriber.name} ended with code {subscriber.process.returncode}")
-            await self.news()
+            await self.stage.news()
             self.pauses.append(subscriber.last.get("pause", 0.0))
             self.draw(subscriber.last)
 
-    async def news(self) -> None:
-        """Wait until a process says something, or ends."""
-        self.heard.clear()
-        async with asyncio.timeout(60):
-            await self.heard.wait()
-
-    async def kill_active(self) -> None:
-        """End the publisher that says it is active, without a word of warning."""
-        while not (leading := [p for p in self.publishers if p.leads]):
-            await self.news()  # the subscriber can have its blocks before it says so
-        active = leading[0]
-        active.process.kill()
-        active.last["role"] = "killed"
-        self.tell(f"killed {active.name}, the active one, at its block {active.last['given']}")
-
-    def tell(self, text: str) -> None:
-        """One line of the log."""
-        self.erase()
-        print(f"{time.time() - self.begun:6.2f} s  {text}", flush=True)
-
     def draw(self, last: dict[str, Any]) -> None:
-        """On a terminal: who is active, how far everybody is, the longest pause the subscriber has seen."""
-        if not self.live:
-            return
-        self.erase()
-        done = round(40 * last["received"] / self.blocks)
-        pause = max(self.pauses) * 1000
-        lines = [
+        """Who is active, how far everybody is, the longest pause the subscriber has seen."""
+        self.stage.draw(
             *(f"  {p.name:<18} {p.last.get('role', '-'):<9} block {p.last.get('given', 0)}" for p in self.publishers),
-            f"  subscriber [{'#' * done}{'.' * (40 - done)}] block {last['received']} of {self.blocks}",
-            f"  gaps {last.get('gaps', 0)}, duplicates {last.get('doubles', 0)}, longest pause {pause:.1f} ms",
-        ]
-        print("\n".join(lines), flush=True)
-        self.drawn = len(lines)
-
-    def erase(self) -> None:
-        """Take the last drawing off the screen."""
-        if self.drawn:
-            print(f"\x1b[{self.drawn}A\x1b[J", end="")
-            self.drawn = 0
+            f"  subscriber {bar(last['received'], self.blocks)} block {last['received']} of {self.blocks}",
+            f"  gaps {last.get('gaps', 0)}, duplicates {last.get('doubles', 0)}, "
+            f"longest pause {max(self.pauses) * 1000:.1f} ms",
+        )
 
     def report(self, last: dict[str, Any]) -> bool:
         """The outcome in lines that a script can read."""
         same = filecmp.cmp(self.trades, self.output, shallow=False)
         acked = max(p.last.get("acked", 0) for p in self.publishers)
         good = same and last["gaps"] == last["doubles"] == 0 and acked == last["received"] == self.blocks
-        self.tell("done")
-        for name, value in (
-            ("bus", self.bus), ("sent", f"{self.blocks} blocks, {self.blocks * BLOCK} events"), ("acked", acked),
-            ("received", last["received"]), ("duplicates", last["doubles"]), ("gaps", last["gaps"]),
-            ("longest pause", f"{max(self.pauses) * 1000:.1f} ms"), ("elapsed", f"{time.time() - self.begun:.1f} s"),
-            ("files", "identical" if same else "DIFFERENT"),
-        ):  # fmt: skip
-            print(f"{name:>14}: {value}")
+        self.stage.tell("done")
+        report(
+            bus=self.bus, sent=f"{self.blocks} blocks, {self.blocks * BLOCK} events", acked=acked,
+            received=last["received"], duplicates=last["doubles"], gaps=last["gaps"],
+            longest_pause=f"{max(self.pauses) * 1000:.1f} ms", elapsed=f"{time.time() - self.stage.begun:.1f} s",
+            files="identical" if same else "DIFFERENT",
+        )  # fmt: skip
         return good
 
 
@@ -287,8 +207,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.role != "demo":
         logging.getLogger("esp_pubsub").setLevel(logging.ERROR)  # the demo tells what happens in its own words
-    settings = {key: value for key, equals, value in (each.partition("=") for each in given.settings) if equals}
-    if len(settings) < len(given.settings):
+    settings = read_settings(given.settings)
+    if settings is None:
         parser.error("what follows the options is key=value, such as hostport=host:port")
     opening = init(given.bus, config=None, on_notice=None, **settings)
     if given.role == "publisher":

@@ -40,6 +40,16 @@ def test_the_demo_runs_twice_on_one_broker(kafka: "Kafka") -> None:
         assert_whole(outcome("--events", "50000", "--bus", "kafka", f"hostport={kafka.bootstrap}"), "kafka", 500)
 
 
+def test_the_demo_of_engines_emits_what_an_undisturbed_run_does() -> None:
+    command = [sys.executable, "-m", "esp_pubsub.cli.demo_engine", "--events", "30000"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr + ended.stdout
+    assert ended.stdout.count("killed engine") == 2
+    said = dict(line.strip().split(": ") for line in ended.stdout.splitlines() if ": " in line)
+    assert (said["received"], said["gaps"], said["duplicates"]) == ("300", "0", "0")
+    assert said["output"] == "that of an undisturbed run"
+
+
 def test_a_setting_without_a_value_is_refused() -> None:
     refused = subprocess.run([*DEMO, "--bus", "kafka", "here:9092"], cwd=ROOT, capture_output=True, text=True)
     assert refused.returncode == 2

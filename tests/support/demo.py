@@ -1,4 +1,4 @@
-"""The failover demo on a broker that is there for it alone: `make demo BUS=kafka`."""
+"""A demo on a broker that is there for it alone: `make demo BUS=kafka`, `make demo-engine BUS=kafka`."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ SETTINGS: dict[str, Callable[[Broker], list[str]]] = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.support.demo", description=__doc__)
     parser.add_argument("bus", choices=SETTINGS)
-    bus = parser.parse_args().bus
+    parser.add_argument("--demo", choices=("demo", "demo_engine"), default="demo")
+    given = parser.parse_args()
+    bus = given.bus
     sys.stderr.write(f"starting {bus}\n")
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what it meets before the broker is up is no news
     with BROKERS[bus]() as broker:
-        command = [sys.executable, "-m", "esp_pubsub.cli.demo", "--bus", bus]
+        command = [sys.executable, "-m", f"esp_pubsub.cli.{given.demo}", "--bus", bus]
         return subprocess.run([*command, *SETTINGS[bus](broker)], check=False).returncode
 
 
