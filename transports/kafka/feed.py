@@ -92,7 +92,6 @@ class KafkaFeed:
         self._consumer = (self._membership or self._link).consumer()
         async with self._link.started(self._consumer, f"a consumer of {self._at.topic}"):
             if self._membership is None:
-                self._consumer.assign([self._at])
                 await self._begin(None)
         self._answered_at = self._asked_at = self._looked_at = self._now()
 
@@ -101,6 +100,8 @@ class KafkaFeed:
         first, end = await self._link.bounds(self._at)
         purged = await self._bus.purged_at(self._name)
         # nothing is awaited from here on
+        if self._membership is None:  # not before: without a place it would look for one, and pause for not having it
+            self._consumer.assign([self._at])
         self._purged = purged
         now, behind_purge = incarnation(self._topic_id, purged), max(first, purged + 1)
         heard = self._comes_from in (None, now)
