@@ -54,7 +54,7 @@ class Group:
         self._loop = asyncio.get_running_loop()
         self._news = News()
         self._followings = [
-            Following(bus, topic, line, self._followed)
+            Following(bus, topic, line, self._read)
             for topic, line in zip(membership.setup.topics, membership.lines, strict=True)
         ]
         self._does: dict[Activity, asyncio.Task[None]] = {}
@@ -168,11 +168,14 @@ class Group:
             membership = self.membership
             membership.hears(all_of_it=self._control.reading.is_set())
             membership.hear(said, self._loop.time())
-        self._followed()
-
-    def _followed(self) -> None:
         self._changed()
         self._news.tell()
+
+    def _read(self) -> None:
+        """Some of a line was read."""
+        self._changed()
+        if self.membership.waits_for_its_lines:
+            self._news.tell()
 
     def trouble(self, error: BusUnavailable) -> None:
         """A sender could not write."""
@@ -209,7 +212,8 @@ class Group:
         if before == "active":
             _log.warning("Hot failover state switched to %s (%s): %s", change.role, event, self._name)
         self.roles.changed(change)
-        self._followed()
+        self._changed()
+        self._news.tell()
 
     def leave(self) -> None:
         """This member takes part no more; idempotent."""

@@ -227,14 +227,14 @@ class Line:
     def _take_line(self, source: Source, chains: array[int]) -> bool:
         """Accept the next blocks, of which these are the chains; False, and nothing is done, if they are not ours."""
         first, end = source.last + 1, source.last + len(chains)
-        given = min(end, self.outbox.last)
+        given, equal = min(end, self.outbox.last), False
         if given >= first and (ours := self._ours(given)) is not None:
             if ours != chains[given - first]:
                 return False
-            self.agreed = max(self.agreed, given)  # and so are all before it, by their links
+            self.agreed, equal = max(self.agreed, given), True  # and so are all before it, by their links
         self._seen.extend(first, chains)
         source.last, source.chain = end, chains[-1]
-        self._advance(end)
+        self._advance(end, chains[: given - first + 1] if equal else None, first)
         return True
 
     def follow(self, frame: Frame) -> None:
@@ -318,11 +318,18 @@ class Line:
                 theirs=theirs,
             )
 
-    def _advance(self, id: int) -> None:
-        if id > self.outbox.settled:
-            self._known_to = max(self._known_to, id)
-            if taken := self.outbox.settle(id):
-                self._passed.extend(taken[0].id, chains_of([block.chain for block in taken]))
+    def _advance(self, id: int, chains: array[int] | None = None, first: int = 0) -> None:
+        """The bus holds the line up to here. `chains`: those of our blocks from `first` on, where they are at hand."""
+        if id <= self.outbox.settled:
+            return
+        self._known_to = max(self._known_to, id)
+        if not (taken := self.outbox.settle(id)):
+            return
+        begin = taken[0].id
+        if chains is not None and begin >= first:
+            self._passed.extend(begin, chains[begin - first :])
+        else:
+            self._passed.extend(begin, chains_of([block.chain for block in taken]))
 
 
 def _linked(messages: Sequence[tuple[Any, bytes]]) -> array[int] | None:

@@ -351,6 +351,13 @@ class Membership:
         return self._behind_since is not None
 
     @property
+    def waits_for_its_lines(self) -> bool:
+        """What is read in a line may make something due: all the while at first, and then where it is eligible no more,
+        or is again, or where somebody waits for a hand-over.
+        """
+        return self.state == "standby" or self._hand_over_at is not None or self.eligible == self.is_behind
+
+    @property
     def waits_for_the_bus(self) -> bool:
         """An acknowledgement may make something due: that it is synced, or handed over."""
         return self._sync_at is not None or self._hand_over_at is not None
