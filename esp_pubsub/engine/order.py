@@ -1,0 +1,146 @@
+"""The written order of an engine: which entries of the order topic count, and what an entry says. Pure.
+
+    An entry counts if its id is the next one and its link is the chain so far.
+    Everything else on the topic is void, and nothing is ever passed over.
+
+The theory. The order topic is a log with one order for all readers. So all members find the same first entry that
+continues the chain, whoever wrote it, and however many write at once: a frozen leader that thaws writes entries that
+continue a chain which others have continued before, and these are void for everybody. None of this rests on a clock, a
+lease or an election. A member steps only on entries that it has read back, its own included.
+
+This is stricter than the accept rule, and has to be: a block that comes twice is dropped, but an entry that a reader
+passed over would be an order of its own.
+
+An entry that is larger than a message of the bus takes several frames, and is taken with the last one. A new first
+frame abandons an entry that is not finished: its writer died.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from ..errors import BadFrame
+from ..failover.chains import Chains
+from ..wire.frame import BODY_AT, ENTRY, MAP, Frame, Sealed, parse, seal
+
+FIRST, LAST = 1, 2  # flags of a frame of an entry
+_KEPT = 1_000  # chains of the last frames, for a writer that wants to know what became of its own
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True):
+    """What an entry takes from one input: a log's messages up to a position, or a queue's messages themselves."""
+
+    input: int
+    to: int | None
+    """The position after the last one; None for a queue."""
+    messages: tuple[bytes, ...]
+    """A queue's; none for a log."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """What comes next: the timers that are due at `now`, then the inputs as they stand here."""
+
+    now: int
+    """Microseconds since the epoch, by the engine's clock; it never decreases."""
+    takes: tuple[Taken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """An entry that somebody wants to be the next one."""
+
+    frames: tuple[Sealed, ...]
+
+    @property
+    def first(self) -> int:
+        """The id of its first frame."""
+        return self.frames[0].id
+
+    @property
+    def last(self) -> int:
+        """The id of its last frame."""
+        return self.frames[-1].id
+
+
+class Order:
+    """The entries that count, in the order of the topic. `last` and `chain`: the last frame that counts."""
+
+    def __init__(self, source: int, run: int, last: int, chain: int) -> None:
+        """From after a frame that counts: the beginning, or the place of a snapshot."""
+        self.source = source
+        self.run = run
+        self.last = last
+        self.chain = chain
+        self._chains = Chains(_KEPT)
+        self._parts: list[bytes] = []  # of an entry that is not finished
+        self._void = 0
+
+    @property
+    def void(self) -> int:
+        """How many entries, or parts of them, did not count."""
+        return self._void
+
+    def read(self, data: bytes) -> Entry | None:
+        """A message of the topic: the entry that it completes, if there is one. Foreign bytes say nothing."""
+        try:
+            frame = parse(data)
+        except BadFrame:
+            return None
+        if (frame.kind, frame.source, frame.run) != (ENTRY, self.source, self.run):
+            return None
+        if frame.id != self.last + 1 or frame.link != self.chain:
+            self._void += frame.id > 1  # a late beginning is nobody's fault
+            return None
+        self.last, self.chain = frame.id, frame.chain
+        self._chains.add(frame.id, frame.chain)
+        return self._part(frame)
+
+    def _part(self, frame: Frame) -> Entry | None:
+        if frame.flags & FIRST:
+            self._parts.clear()
+        elif not self._parts:
+            return None  # its first frame is abandoned, or there never was one
+        self._parts.append(frame.body)
+        if not frame.flags & LAST:
+            return None
+        body = b"".join(self._parts)
+        self._parts.clear()
+        try:
+            return _decode(body)
+        except msgspec.MsgspecError:
+            return None  # it counts, for everybody, and says nothing
+
+    def propose(self, entry: Entry, largest: int) -> Proposal:
+        """The entry as the next one, in frames that are messages of at most `largest` bytes."""
+        body, most = _encode(entry), largest - BODY_AT
+        parts = [body[at : at + most] for at in range(0, len(body), most)]
+        frames: list[Sealed] = []
+        link = self.chain
+        for at, part in enumerate(parts):
+            flags = (FIRST if at == 0 else 0) | (LAST if at == len(parts) - 1 else 0)
+            frame = seal(
+                ENTRY, MAP, flags, source=self.source, run=self.run, id=self.last + 1 + at, link=link, body=part
+            )
+            frames.append(frame)
+            link = frame.chain
+        return Proposal(tuple(frames))
+
+    def is_decided(self, proposal: Proposal) -> bool:
+        """Whether all of it counts, or another entry counts in its place."""
+        if self.last < proposal.first:
+            return False
+        if self._chains.get(proposal.first) != proposal.frames[0].chain:
+            return True
+        return self.last >= proposal.last or any(
+            frame.id <= self.last and self._chains.get(frame.id) != frame.chain for frame in proposal.frames
+        )
+
+    def counts(self, proposal: Proposal) -> bool:
+        """Whether all of it counts."""
+        return all(self._chains.get(frame.id) == frame.chain for frame in proposal.frames)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Entry).decode
