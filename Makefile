@@ -13,9 +13,9 @@ demo-engine: $(if $(BUS)$(wildcard .venv/ready),.venv/ready,.venv/demo)
 demo-spark: .venv/ready
 	$(PY) -m tests.support.demo_spark
 
-# The tests of a file share its brokers. Two processes: much of what a test does is to wait for one.
+# The tests of a file share its brokers. More processes than two cores: much of what a test does is to wait for a broker.
 test: .venv/ready
-	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 # What can only be shown on a broker that you have.
 test-solace: .venv/ready
