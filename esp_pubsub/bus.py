@@ -80,6 +80,8 @@ class Capabilities:
     """The bus is also a `Deaths`."""
     elections: tuple[str, ...] = ()
     """The bus is also an `Elections`, with these; the first is what groups have that name none."""
+    logs: bool = False
+    """The bus is also a `Logs`."""
     replays_with: str = ""
     """Without `replay`: the setting with which this bus has it, for those who are refused."""
 
@@ -290,6 +292,13 @@ class Catalog(Protocol):
 
     async def purge(self, topic: str) -> None:
         """Empty a topic. Its readers get a Break with `incarnation`; positions are not used again."""
+
+
+class Logs(Protocol):
+    """A role that a bus of queues may also have: logs in the same system."""
+
+    async def log(self) -> Bus:
+        """A bus with `replay`, under the same settings; the same one each time. It is closed with this one."""
 
 
 class Deaths(Protocol):

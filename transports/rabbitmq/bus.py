@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from esp_pubsub.bus import Bounds, Capabilities, Start
-from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
+from esp_pubsub.errors import BusError, BusRefused, BusUnavailable, ConfigError
 
 from . import requests, values
 from .channel import Channel
@@ -60,7 +62,7 @@ async def open_bus(options: RabbitOptions) -> RabbitBus:
 
 
 class RabbitBus:
-    """A `Bus` and `Requests` over one virtual host."""
+    """A `Bus`, `Requests`, `Elections` and, of queues, `Logs`, over one virtual host."""
 
     def __init__(self, link: Link, streams: Streams | None) -> None:
         self.link = link
@@ -70,7 +72,8 @@ class RabbitBus:
             suffix_only=log, replay=log, retained=True, groups=link.options.kind != "direct", incarnation=log,
             requests=True, catalog=False,
             max_message_bytes=largest if streams is None else min(largest, streams.max_message_bytes),
-            elections=("token", "presence") if streams is None else (), replays_with="mode=stream",
+            elections=("token", "presence") if streams is None else (), logs=streams is None,
+            replays_with="mode=stream",
         )  # fmt: skip
         self._theirs = False  # somebody else made the exchange, in another way that will do
         self._asker = requests.Asker(link)
@@ -85,6 +88,7 @@ class RabbitBus:
         """Where feeds ended, and with them their queues: as many that come in their place are told."""
         self.unstored: dict[tuple[str, str | None], tuple[bytes | None, bytes]] = {}
         """What a group's lost feed had confirmed and not stored, by `ackwindow`, behind what the broker had of it."""
+        self._log: asyncio.Task[RabbitBus] | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
 
@@ -207,6 +211,14 @@ class RabbitBus:
         self._check(topic)
         await requests.serve(self.link, topic, answer)
 
+    async def log(self) -> RabbitBus:
+        """See `Logs.log`: streams, under the same settings."""
+        self._check("")
+        if self._log is None or (self._log.done() and (self._log.cancelled() or self._log.exception())):
+            options = replace(self.link.options, mode="stream", quorum=False)
+            self._log = asyncio.create_task(open_bus(options))
+        return await asyncio.shield(self._log)
+
     def election(self, kind: str, line: str, member: str) -> TokenElection | PresenceElection:
         """See `Elections.election`."""
         return PresenceElection(self, line, member) if kind == "presence" else TokenElection(self, line)
@@ -220,6 +232,10 @@ class RabbitBus:
 
     async def _close(self) -> None:
         await asyncio.gather(*(opened.aclose() for opened in self._open))
+        if self._log is not None:
+            self._log.cancel()  # if it is not open by now
+            with suppress(asyncio.CancelledError, BusError, ConfigError):
+                await (await self._log).aclose()
         if self._streams is not None:
             await self._streams.aclose()
         await self.link.aclose()
