@@ -22,28 +22,27 @@ _WRITTEN_BESIDE = 0.05  # seconds within which a claim that was made at the same
 class Claims:
     """The claims of one client."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+    def __init__(self) -> None:
         self._turn = asyncio.Lock()
 
-    async def schema(self, topic: str, schema: Schema) -> None:
+    async def schema(self, bus: Bus, topic: str, schema: Schema) -> None:
         """Retain the topic's schema before anything is sent, and find out if somebody else was first with another."""
-        if not self._bus.capabilities.retained:
+        if not bus.capabilities.retained:
             return
         async with self._turn:
-            if not await has_schema(self._bus, topic):
-                await retain_schema(self._bus, topic, schema)
-            await find_schema(self._bus, topic, schema)
+            if not await has_schema(bus, topic):
+                await retain_schema(bus, topic, schema)
+            await find_schema(bus, topic, schema)
 
-    async def run(self, topic: str, source: int, run: int) -> None:
+    async def run(self, bus: Bus, topic: str, source: int, run: int) -> None:
         """Raise the run that is retained for a source, or find that ours is over. What was written is looked at again
         after a moment: others, who read before it, may have written without it.
         """
-        if not self._bus.capabilities.retained:
+        if not bus.capabilities.retained:
             return
         while True:
             async with self._turn:
-                runs = await retained_runs(self._bus, topic)
+                runs = await retained_runs(bus, topic)
                 current = runs.get(source, -1)
                 if current > run:
                     raise Stale(
@@ -53,7 +52,7 @@ class Claims:
                     )
                 if current == run:
                     return
-                await retain_runs(self._bus, topic, {**runs, source: run})
+                await retain_runs(bus, topic, {**runs, source: run})
             await asyncio.sleep(_WRITTEN_BESIDE)
 
 

@@ -20,7 +20,7 @@ from .claims import Claims, find_election, find_schema
 from .config import load_options
 from .encode import Encoder, arrow_body
 from .engine.engine import Engine
-from .engine.opening import open_engine
+from .engine.opening import Buses, log_of, open_engine
 from .engine.options import EngineOptions
 from .errors import Closed, ConfigError, EspError, NotOffered, WrongOrder
 from .failover.join import Elect
@@ -143,7 +143,7 @@ class Client:
         self._home = Home()
         self._on_notice = on_notice
         self._open: WeakSet[_Closable] = WeakSet()
-        self._claims = Claims(bus)
+        self._claims = Claims()
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -192,13 +192,13 @@ class Client:
             kind, elect = None, None
             if failover is not None:
                 kind, elect = await find_election(self.bus, failover.election, address.control(failover.group))
-            await self._claims.schema(topic, schema)
+            await self._claims.schema(self.bus, topic, schema)
             publisher = self._publisher(
                 Window(address, topic), schema, options or PublisherOptions(), self._notifier(on_notice, topic),
                 replace(failover, election=kind) if failover is not None else None, elect, resume,
             )  # fmt: skip
             if failover is not None:
-                await self._claims.run(topic, publisher.source, failover.run)
+                await self._claims.run(self.bus, topic, publisher.source, failover.run)
             if resume is not None:
                 await publisher.look_back(resume)
             self._check()
@@ -285,32 +285,36 @@ class Client:
 
     def engine(
         self, model: Any, url: str, *, windows: Mapping[str, str] | None = None, output: Client | None = None,
-        options: EngineOptions | None = None, on_notice: Callable[[Notice], None] | None = None,
+        order: Client | None = None, options: EngineOptions | None = None,
+        on_notice: Callable[[Notice], None] | None = None,
     ) -> Opening[Engine]:  # fmt: skip
         """One member of the engine that runs this model at `url`, which names a project and a contquery.
 
         Start it in two processes or more: one publishes what the model emits, and when it dies another one goes on. The
         model's windows are below `url`, inputs on their `in` side and outputs on their `out` side, unless `windows` has
-        a URL for them. `output` is a client of the bus of the output windows, if that is another one.
+        a URL for them. `output` is a client of the bus of the output windows, if that is another one. `order` is one of
+        a bus with a log, if the bus of the output has none and cannot open one in its own system, as RabbitMQ can.
 
         Awaiting it raises what `publisher` does, NotOffered on a bus without a log, and BeginningDiffers if the engine
         began otherwise.
         """
         self._check()
         writes = output or self
-        writes._check()  # noqa: SLF001  # a client too
+        orders = order or writes
+        for other in (writes, orders):
+            other._check()  # noqa: SLF001  # a client too
         options = options or EngineOptions()
 
         async def opened() -> Engine:
             self._check()
             made = await open_engine(
-                model, url, windows, self.bus, writes.bus, writes._claims, self._home, options,  # noqa: SLF001
-                self._notifier(on_notice, url),
+                model, url, windows, Buses(self.bus, writes.bus, await log_of(orders.bus)), writes._claims, self._home,  # noqa: SLF001
+                options, self._notifier(on_notice, url),
             )  # fmt: skip
             self._check()
             made.start(self._tasks)
-            self._open.add(made)
-            writes._open.add(made)  # noqa: SLF001  # it is closed before its bus
+            for client in (self, writes, orders):
+                client._open.add(made)  # noqa: SLF001  # it is closed before its buses
             return made
 
         return Opening(opened)

@@ -23,6 +23,7 @@ code acts on the class and the data, never on the text.
     +-- Overrun                a standby whose input could not wait
     +-- ModelError             an engine's model did what no model may do
     |   +-- StepFailed         it raised in a step (.window, .source, .run, .id, .position)
+    |   +-- StepsDiffer        this member did something else than the others (.step, .ours, .theirs)
     +-- BeginningDiffers       a member of an engine that is set up differently (.differences)
     +-- InputLost              an engine cannot read its input, or its order, without a gap (.topic, .position)
     +-- NoGroup                confirm without a group
@@ -154,6 +155,14 @@ class StepFailed(ModelError):
     run: int
     id: int
     position: Any
+
+
+class StepsDiffer(ModelError):
+    """Up to this step, this member of an engine did something else than the others."""
+
+    step: int
+    ours: int
+    theirs: int
 
 
 class BeginningDiffers(EspError):

@@ -10,9 +10,11 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
+from ..bus import Place
 from ..errors import BadFrame, BeginningDiffers
 from ..wire.frame import ENTRY, MAP, Sealed, parse, seal
 
@@ -26,15 +28,14 @@ class Input:
     window: str
     topic: str
     schema: str
-    position: int
+    position: int | None
+    """None for a queue: what it holds is read once, by whoever writes the order."""
     incarnation: int | None
-    runs: dict[int, int]
-    """The runs of its sources that were retained then, where the first message is not the topic's first."""
 
     @property
-    def from_start(self) -> bool:
-        """Nothing of the topic lies in front of the first message."""
-        return self.position == 0
+    def place(self) -> Place:
+        """Where a reader of it begins."""
+        return Place(self.position or 0, self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Beginning:
     """What is the same for all members. Where the inputs begin is the first member's finding."""
 
     version: str
+    order: str
+    """`derived` or `written`."""
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     limits: dict[str, int]
@@ -63,8 +66,34 @@ class Beginning:
         return seal(ENTRY, MAP, source=source, run=run, id=1, body=_encode(self))
 
 
+class Begun(NamedTuple):
+    """A beginning as it stands on the order topic: it is retained like this, so that no retention can remove it."""
+
+    place: Place
+    message: bytes
+
+    @property
+    def following(self) -> Place:
+        """Where a reader of the order begins."""
+        return Place(self.place.position + 1, self.place.incarnation)
+
+    def encoded(self) -> bytes:
+        """As a retained value."""
+        return _encode((*self.place, self.message))
+
+    @staticmethod
+    def decoded(value: bytes) -> Begun | None:
+        """None for what is none."""
+        try:
+            position, incarnation, message = _decode_begun(value)
+        except msgspec.MsgspecError:
+            return None
+        return Begun(Place(position, incarnation), message)
+
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Beginning).decode
+_decode_begun = msgspec.msgpack.Decoder(tuple[int, int | None, bytes]).decode
 
 
 def platform_here() -> tuple[str, str, dict[str, str]]:
@@ -72,6 +101,15 @@ def platform_here() -> tuple[str, str, dict[str, str]]:
     version = f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"
     packages = {name: str(vars(sys.modules[name]).get("__version__")) for name in _PACKAGES if name in sys.modules}
     return version, f"{platform.machine()} {sys.byteorder}", packages
+
+
+def is_entry(data: bytes, source: int, run: int) -> bool:
+    """Whether a message is an entry of this order, or a part of one."""
+    try:
+        frame = parse(data)
+    except BadFrame:
+        return False
+    return (frame.kind, frame.source, frame.run) == (ENTRY, source, run)
 
 
 def read_beginning(data: bytes, source: int, run: int) -> tuple[Beginning, int] | None:
@@ -103,6 +141,7 @@ def _facts(beginning: Beginning) -> Mapping[str, object]:
     """All but where the inputs begin, each by a name for people."""
     facts: dict[str, object] = {
         "version of the model": beginning.version,
+        "order": beginning.order,
         "Python": beginning.python,
         "machine": beginning.machine,
     }

@@ -34,6 +34,7 @@ _MOST_VERSION = 128
 M = TypeVar("M", bound=Callable[..., Any])
 
 Step = Callable[[str, Block, "Out"], None]
+Timer = Callable[[str, "Out"], None]
 SchemaLike = Schema | str | type[Any]
 
 
@@ -45,16 +46,27 @@ class Model:
     version: str
     inputs: Mapping[str, Schema]
     outputs: Mapping[str, Schema]
+    timers: bool
+    """It asks for the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What an engine calls of a model: its step, and, if it has timers, what is called when one is due."""
+
+    step: Step
+    timer: Timer | None
 
 
 def model(
-    *, inputs: Mapping[str, SchemaLike], outputs: Mapping[str, SchemaLike], version: str = ""
+    *, inputs: Mapping[str, SchemaLike], outputs: Mapping[str, SchemaLike], version: str = "", timers: bool = False
 ) -> Callable[[M], M]:
     """Declare a function, or a class with a method `step`, as a model. It is changed in no other way.
 
     `inputs` and `outputs` name windows and their schemas: a Schema, a schema string, or a class that `Schema.of` takes.
     `version` is a text of yours that changes when the model computes something else: members of different versions
-    never run together. ConfigError for what cannot be run.
+    never run together. With `timers` a step may use `out.now`, `out.wake` and `out.cancel`, and a class has a method
+    `timer(key, out)`. ConfigError for what cannot be run.
     """
 
     def declare(declared: M) -> M:
@@ -62,15 +74,19 @@ def model(
         _check_callable(declared, name)
         if not isinstance(version, str) or len(version) > _MOST_VERSION:
             raise ConfigError(f"the version of model {name} is a text of at most {_MOST_VERSION} characters")
-        made = Model(name, version, _windows(inputs, name, "input"), _windows(outputs, name, "output"))
+        if timers and not isinstance(declared, FunctionType) and not callable(getattr(declared, "timer", None)):
+            raise ConfigError(f"model {name} has timers: give it a method timer(key, out)")
+        made = Model(name, version, _windows(inputs, name, "input"), _windows(outputs, name, "output"), timers)
         setattr(declared, _DECLARED, made)
         return declared
 
     return declare
 
 
-def declared(of: Any) -> tuple[Model, Step]:
-    """The declaration of a model and its step: of a function, or of an instance of a class. ConfigError without one."""
+def declared(of: Any) -> tuple[Model, Calls]:
+    """The declaration of a model and what is called of it: a function, or methods of an instance. ConfigError without
+    one.
+    """
     if isinstance(of, type):
         raise ConfigError(f"an engine runs an instance of {of.__name__}, not the class: pass {of.__name__}()")
     found = getattr(of, _DECLARED, None)
@@ -78,7 +94,9 @@ def declared(of: Any) -> tuple[Model, Step]:
         raise ConfigError(
             f"{of!r} is no model: decorate its function or class with @esp.model(inputs=..., outputs=...)"
         )
-    return found, of if isinstance(of, FunctionType) else of.step
+    if isinstance(of, FunctionType):
+        return found, Calls(of, None)
+    return found, Calls(of.step, of.timer if found.timers else None)
 
 
 def _check_callable(declared: Any, name: str) -> None:

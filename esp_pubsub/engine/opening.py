@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
+from .._news import News
 from ..address import Address
-from ..bus import Bus, Message, Place
+from ..bus import Bus, Logs, Message, Place
 from ..claims import Claims, find_election, find_schema
 from ..encode import Encoder
 from ..errors import BusRefused, ConfigError, InputLost, NotOffered
+from ..failover.accept import Accept
+from ..failover.group import Group
 from ..failover.line import Line
 from ..failover.outbox import Outbox
 from ..failover.words import Setup
 from ..notices import Notice
 from ..publisher import source_number
-from ..retained import retain_beginning, retained_beginning, retained_runs
+from ..retained import retain_beginning, retained_beginning
 from ..wire.frame import Sealed, frames
 from ..writer import BlockWriter
-from .beginning import Beginning, Input, Output, check, platform_here, read_beginning
-from .engine import Engine, Plan
-from .model import Model, Step, declared
+from .beginning import Beginning, Begun, Input, Output, check, is_entry, platform_here, read_beginning
+from .clock import Clock
+from .derived import DerivedOrder
+from .engine import Engine, Ordered, Plan
+from .inputs import LogInput, LogReader, QueueInput
+from .model import Model, declared
 from .options import EngineOptions
-from .steps import Steps
+from .order import Order
+from .stepping import Stepping
+from .steps import Reading, Steps
+from .written import WrittenOrder
 
 if TYPE_CHECKING:
     from ..client import Home
@@ -46,66 +57,130 @@ class Windows:
         if twice := [topic for topic in topics if topics.count(topic) > 1]:
             raise ConfigError(f"two windows of model {model.name} are at {twice[0]}: give each its own in windows=")
 
+    @property
+    def path(self) -> str:
+        """Project and contquery."""
+        return f"{self.address.project}/{self.address.contquery}"
+
     def _topic(self, window: str, side: Any) -> str:
         url = self._elsewhere.get(window)
-        address = Address.parse(url or f"dfESP://{self._path}/{window}")
+        address = Address.parse(url or f"dfESP://{self.address.hostport}/{self.path}/{window}")
         address.require_window()
         return address.topic(address.options.side or side)
 
-    @property
-    def _path(self) -> str:
-        return f"{self.address.hostport}/{self.address.project}/{self.address.contquery}"
+
+@dataclass(frozen=True, slots=True)
+class Buses:
+    """Where an engine reads, publishes, and writes its order; often one and the same."""
+
+    reads: Bus
+    writes: Bus
+    orders: Bus
+
+
+async def log_of(bus: Bus) -> Bus:
+    """The bus itself, or the logs that it has beside its queues."""
+    if bus.capabilities.replay or not bus.capabilities.logs:
+        return bus
+    return await cast(Logs, bus).log()
 
 
 async def open_engine(
-    of: Any, url: str, windows: Mapping[str, str] | None, reads: Bus, writes: Bus, claims: Claims, home: Home,
+    of: Any, url: str, windows: Mapping[str, str] | None, buses: Buses, claims: Claims, home: Home,
     options: EngineOptions, notify: Callable[[Notice], None],
 ) -> Engine:  # fmt: skip
     """A member that is ready to start."""
-    model, step = declared(of)
+    model, calls = declared(of)
     where = Windows(model, url, windows or {})
-    _check_offered(model, reads, writes)
+    kind = _kind_of_order(model, buses, options)
     control = where.address.engine_control
-    kind, elect = await find_election(writes, options.election, control)
+    elected, elect = await find_election(buses.writes, options.election, control)
     for window, topic in where.inputs.items():
-        await find_schema(reads, topic, model.inputs[window])
+        await find_schema(buses.reads, topic, model.inputs[window])
     for window, topic in where.outputs.items():
-        await claims.schema(topic, model.outputs[window])
-        await claims.run(topic, _source(topic, where.address), options.run)
-    began, chain = await _begin(writes, control, await _would_begin(model, where, reads, options), options.run)
-    (taken,) = began.inputs
-    lines = {window: _line(model, window, where, writes, options) for window in model.outputs}
+        await claims.schema(buses.writes, topic, model.outputs[window])
+        await claims.run(buses.writes, topic, _source(topic, where), options.run)
+    order_on = order_topic(control, options.run)
+    ours = await _would_begin(model, kind, where, buses.reads, options)
+    begun, began, chain = await _begin(buses.orders, order_on, ours, options.run)
+    lines = {window: _line(model, window, where, buses.writes, options) for window in model.outputs}
     setup = Setup(
         tuple(where.outputs.values()), tuple(schema.text for schema in model.outputs.values()), "rows",
-        kind.partition("://")[0], chain,
+        elected.partition("://")[0], chain,
     )  # fmt: skip
-    plan = Plan(
-        where.address, taken, _steps(model, step, lines, options), [line for _, line in lines.values()], setup, control,
-        elect,
+    steps = Steps(
+        calls, [_reading(model, each, buses.reads, options) for each in began.inputs], lines,
+        step_blocks=options.step_blocks, step_bytes=options.step_bytes, limits=options.limits,
     )  # fmt: skip
-    return Engine(home, reads, writes, plan, options, notify)
+    order: Callable[[Stepping, Group, News], Ordered]
+    if kind == "derived":
+        order = partial(_derived, began.inputs[0], buses.reads, notify)
+    else:
+        reader = LogReader(buses.orders, order_on, begun.following, notify)
+        written = Order(source_number(order_on), options.run, 1, chain)
+        order = partial(_written, where, began.inputs, buses, reader, written, notify)
+    plan = Plan(where.address, steps, order, [line for _, line in lines.values()], setup, control, elect)
+    return Engine(home, buses.writes, plan, options, notify)
 
 
-def _check_offered(model: Model, reads: Bus, writes: Bus) -> None:
-    if len(model.inputs) > 1:
+def _derived(
+    input: Input, reads: Bus, notify: Callable[[Notice], None], stepping: Stepping, _group: Group, _changed: News
+) -> DerivedOrder:
+    return DerivedOrder(LogReader(reads, input.topic, input.place, notify), stepping)
+
+
+def _written(
+    where: Windows, inputs: tuple[Input, ...], buses: Buses, reader: LogReader, order: Order,
+    notify: Callable[[Notice], None], stepping: Stepping, group: Group, changed: News,
+) -> WrittenOrder:  # fmt: skip
+    readers = f"engine.{where.path.replace('/', '.')}"
+    read: list[LogInput | QueueInput] = [
+        QueueInput(buses.reads, each.topic, readers, changed, notify)
+        if each.position is None
+        else LogInput(LogReader(buses.reads, each.topic, each.place, notify), changed)
+        for each in inputs
+    ]
+    membership = group.membership
+    return WrittenOrder(
+        buses.orders, order, reader, read, stepping, Clock(0, time.monotonic()), changed,
+        leads=lambda: membership.state == "active", heard_others=lambda: membership.has_heard_others, notify=notify,
+    )  # fmt: skip
+
+
+def _kind_of_order(model: Model, buses: Buses, options: EngineOptions) -> str:
+    """The kind of order that this model needs, or is asked to have. NotOffered where the buses have no log for it."""
+    reads, orders = buses.reads.capabilities, buses.orders.capabilities
+    if not reads.replay and not reads.groups:
         raise NotOffered(
-            f"model {model.name} has {len(model.inputs)} input windows; an engine reads one so far", capability="inputs"
+            "an engine reads a log, or a queue that keeps what nobody has read; this bus has neither: set "
+            f"{reads.replays_with or 'a mode that has one'}",
+            capability="groups",
         )
-    for bus, what in ((reads, "the input"), (writes, "the output")):
-        if not bus.capabilities.replay:
-            way_out = f": set {bus.capabilities.replays_with}" if bus.capabilities.replays_with else ""
-            raise NotOffered(f"an engine needs a log for {what}, which can be read again{way_out}", capability="replay")
-        if not bus.capabilities.retained:
-            raise NotOffered(f"an engine needs a bus for {what} that retains values", capability="retained")
+    if not orders.replay:
+        raise NotOffered(
+            "an engine needs a log, and the bus of its output has none: pass order= with a client of a bus that has one"
+            + (f", or set {orders.replays_with}" if orders.replays_with else ""),
+            capability="replay",
+        )
+    if not orders.retained or not buses.writes.capabilities.retained:
+        raise NotOffered("an engine needs a bus that retains values", capability="retained")
+    written = options.order == "written" or model.timers or len(model.inputs) > 1 or not reads.replay
+    return "written" if written else "derived"
 
 
-def _source(topic: str, address: Address) -> int:
-    return source_number(f"{topic}/engine:{address.project}/{address.contquery}")
+def _source(topic: str, where: Windows) -> int:
+    return source_number(f"{topic}/engine:{where.path}")
+
+
+def _reading(model: Model, input: Input, reads: Bus, options: EngineOptions) -> Reading:
+    suffix_only = reads.capabilities.suffix_only
+    accept = Accept(suffix_only=suffix_only, from_start=True, max_sources=options.max_sources)
+    return Reading(input.window, model.inputs[input.window], accept)
 
 
 def _line(model: Model, window: str, where: Windows, writes: Bus, options: EngineOptions) -> tuple[BlockWriter, Line]:
     topic, schema = where.outputs[window], model.outputs[window]
-    source = _source(topic, where.address)
+    source = _source(topic, where)
     outbox = Outbox(options.buffer, options.buffer_bytes)
     encoder = Encoder(schema, limits=options.limits, rebuild=True)
     writer = BlockWriter(schema, encoder, outbox, source, options.run, writes.capabilities.max_message_bytes)
@@ -113,59 +188,63 @@ def _line(model: Model, window: str, where: Windows, writes: Bus, options: Engin
     return writer, Line(source, options.run, outbox, suffix_only=suffix_only, buffer=options.buffer)
 
 
-async def _would_begin(model: Model, where: Windows, reads: Bus, options: EngineOptions) -> Beginning:
+async def _would_begin(model: Model, kind: str, where: Windows, reads: Bus, options: EngineOptions) -> Beginning:
     """How the engine begins if this member is its first: with all that its inputs still have."""
     inputs = []
     for window, topic in where.inputs.items():
-        bounds = await reads.bounds(topic)
-        runs = await retained_runs(reads, topic) if bounds.first else {}
-        inputs.append(Input(window, topic, model.inputs[window].text, bounds.first, bounds.incarnation, runs))
+        schema = model.inputs[window].text
+        if reads.capabilities.replay:
+            bounds = await reads.bounds(topic)
+            inputs.append(Input(window, topic, schema, bounds.first, bounds.incarnation))
+        else:
+            inputs.append(Input(window, topic, schema, None, None))
     outputs = [Output(window, topic, model.outputs[window].text) for window, topic in where.outputs.items()]
     limits = {
         "buffer": options.buffer, "buffer_bytes": options.buffer_bytes, "step_blocks": options.step_blocks,
         "step_bytes": options.step_bytes, "max_sources": options.max_sources, "run": options.run,
         "frame_bytes": options.limits.frame_bytes, "events": options.limits.events,
     }  # fmt: skip
-    return Beginning(model.version, tuple(inputs), tuple(outputs), limits, *platform_here())
+    return Beginning(model.version, kind, tuple(inputs), tuple(outputs), limits, *platform_here())
 
 
-async def _begin(bus: Bus, control_topic: str, ours: Beginning, run: int) -> tuple[Beginning, int]:
+async def _begin(bus: Bus, topic: str, ours: Beginning, run: int) -> tuple[Begun, Beginning, int]:
     """The beginning that counts, and its chain: the retained one, else the first on the order topic, else ours.
 
     Raises BeginningDiffers if this member is not set up like it, and InputLost where there was one and it is gone.
     """
-    topic = order_topic(control_topic, run)
     source = source_number(topic)
     while True:
-        message = await retained_beginning(bus, topic) or await _first_entry(bus, topic, source, run)
-        found = None if message is None else read_beginning(message, source, run)
-        if found is not None and message is not None:
-            await retain_beginning(bus, topic, message)
+        value = await retained_beginning(bus, topic)
+        begun = await _first_entry(bus, topic, source, run) if value is None else Begun.decoded(value)
+        if begun is not None and (found := read_beginning(begun.message, source, run)) is not None:
+            if value is None:
+                await retain_beginning(bus, topic, begun.encoded())
             check(ours, found[0])
-            return found
-        if message is not None:
+            return begun, *found
+        if value is not None:
             raise BusRefused(f"what is retained as the beginning of {topic} cannot be read: was it another program?")
         await _propose(bus, topic, ours.sealed(source, run))
 
 
-async def _first_entry(bus: Bus, topic: str, source: int, run: int) -> bytes | None:
-    """The first message of the topic that is a beginning. InputLost where the first messages are gone already."""
+async def _first_entry(bus: Bus, topic: str, source: int, run: int) -> Begun | None:
+    """The beginning, if it stands on the topic. InputLost where there are entries, and the first of them is another."""
     bounds = await bus.bounds(topic)
-    if bounds.first:
-        raise InputLost(
-            f"{topic} has lost its first messages, and no beginning is retained: begin a new run on all members "
-            "(run=...)",
-            topic=topic,
-            position=0,
-        )
-    if not bounds.end:
+    if bounds.first == bounds.end:
         return None
-    feed = await bus.feed(topic, Place(0, bounds.incarnation), None)
+    feed = await bus.feed(topic, Place(bounds.first, bounds.incarnation), None)
     try:
         while feed.place is None or feed.place.position < bounds.end:
             for message in await feed.read(1_000, 4 << 20):
-                if isinstance(message, Message) and read_beginning(message.data, source, run) is not None:
-                    return message.data
+                if not isinstance(message, Message) or not is_entry(message.data, source, run):
+                    continue
+                if read_beginning(message.data, source, run) is None:
+                    raise InputLost(
+                        f"{topic} has lost its first entry, and no beginning is retained: begin a new run on all "
+                        "members (run=...)",
+                        topic=topic,
+                        position=message.position,
+                    )
+                return Begun(Place(message.position, bounds.incarnation), message.data)
     finally:
         await feed.aclose()
     return None
@@ -183,7 +262,3 @@ async def _propose(bus: Bus, topic: str, beginning: Sealed) -> None:
 def order_topic(control_topic: str, run: int) -> str:
     """The topic on which all that is decided stands which does not follow from the input alone; a run has its own."""
     return f"{control_topic}/order-{run}" if run else f"{control_topic}/order"
-
-
-def _steps(model: Model, step: Step, lines: Mapping[str, tuple[BlockWriter, Line]], options: EngineOptions) -> Steps:
-    return Steps(step, model.inputs, lines, step_blocks=options.step_blocks, step_bytes=options.step_bytes)

@@ -27,6 +27,8 @@ class EngineOptions:
     """Bytes that one step may emit."""
     max_sources: int = 10_000
     """How many sources of an input are remembered; see `SubscriberOptions.max_sources`."""
+    order: Literal["written"] | None = None
+    """`written`: have a written order also where the input's own would do, so that a new version can be switched to."""
     election: str | None = None
     """See `Failover.election`."""
     fence: Literal["kill"] | None = None
@@ -46,6 +48,8 @@ class EngineOptions:
             seconds = getattr(self, name)
             if not isinstance(seconds, int | float) or not (seconds > 0 if name == "stall" else seconds >= 0):
                 raise ConfigError(f"{name} is a number of seconds, not {seconds!r}")
+        if self.order not in (None, "written"):
+            raise ConfigError(f"order is written, or not given, not {self.order!r}")
         self.failover("engine")  # it checks the rest
 
     def failover(self, group: str) -> Failover:
@@ -74,8 +78,8 @@ class EngineStats:
     term: int
     """The last one in which this member led."""
     steps: int
-    """How many blocks the model has stepped on."""
-    position: int
-    """Of the message of the input that is read next."""
+    """How many blocks and timers the model has stepped on."""
+    positions: tuple[int, ...]
+    """Of the next message of each input, in the order in which the model names them; 0 for a queue."""
     lines: tuple[LineStats, ...]
     last_switch: RoleChange | None

@@ -1,7 +1,7 @@
-"""What a step may do: emit blocks to the model's output windows. Pure.
+"""What a step may do: emit blocks to the model's output windows, and set timers. Pure.
 
 Rows are checked and encoded when they are emitted, so a row that does not fit raises in the step, at its own line. Ids
-are given after the step has returned: one that raises has emitted nothing.
+are given, and timers set, after the step has returned: one that raises has done nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Emitted = list[tuple[int, Encoded, bool]]  # which output window, the body, whet
 class Out:
     """Handed to each step, and of use in that step only."""
 
-    __slots__ = ("_emitted", "_open", "_size", "_step_blocks", "_step_bytes", "_windows")
+    __slots__ = ("_emitted", "_now", "_open", "_size", "_step_blocks", "_step_bytes", "_timers", "_windows")
 
     def __init__(self, writers: Mapping[str, BlockWriter], step_blocks: int, step_bytes: int) -> None:
         self._windows = {window: (at, writer) for at, (window, writer) in enumerate(writers.items())}
@@ -30,6 +30,39 @@ class Out:
         self._emitted: Emitted = []
         self._size = 0
         self._open = False
+        self._now: int | None = None
+        self._timers: dict[str, int | None] = {}
+
+    @property
+    def now(self) -> int:
+        """The engine's time, in microseconds since the epoch: the same for all members, and for all steps of one entry.
+
+        It never decreases. ModelError for a model that is declared without `timers`.
+        """
+        if self._now is None:
+            raise ModelError("this model is declared without timers: esp.model(..., timers=True)")
+        return self._now
+
+    def wake(self, key: str, at: int) -> None:
+        """Have `timer(key, out)` called once at this time, or with the next entry if that is past. A later call with
+        this key takes the place of an earlier one.
+        """
+        self._check_timer(key)
+        if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < 1 << 63:
+            raise ModelError(f"a timer's time is a number of microseconds since the epoch, not {at!r}")
+        self._timers[key] = at
+
+    def cancel(self, key: str) -> None:
+        """Have no timer of this key."""
+        self._check_timer(key)
+        self._timers[key] = None
+
+    def _check_timer(self, key: str) -> None:
+        _ = self.now
+        if not self._open:
+            raise WrongOrder("this step has ended: set timers while the step runs")
+        if not isinstance(key, str):
+            raise ModelError(f"a timer's key is a text, not {key!r}")
 
     def emit(
         self,
@@ -68,11 +101,13 @@ class Out:
             )
         self._emitted.append((at, encoded, transactional))
 
-    def begin(self) -> None:
+    def begin(self, now: int | None) -> None:
         """A step begins. The engine calls this."""
-        self._emitted, self._size, self._open = [], 0, True
+        self._emitted, self._timers, self._size, self._now, self._open = [], {}, 0, now, True
 
-    def end(self) -> Emitted:
-        """The step has ended: what it emitted. The engine calls this."""
+    def end(self) -> tuple[Emitted, dict[str, int | None]]:
+        """The step has ended: what it emitted, and the timers that it set or, with None, cancelled. The engine calls
+        this.
+        """
         self._open = False
-        return self._emitted
+        return self._emitted, self._timers

@@ -1,68 +1,166 @@
-"""The computation of an engine: a block in, blocks of the output windows out. Pure: engine.py reads and sends.
+"""The computation of an engine: blocks and timers in, blocks of the output windows out. Pure: stepping.py runs it.
 
-The theory (docs/explanation/engine.md). All members step on the same blocks in the same order, from the same
+The theory (docs/explanation/engine.md). All members step on the same blocks and timers in the same order, from the same
 beginning. A model looks at nothing but its arguments and its state. So all members emit the same blocks in the same
 order and give them the same ids, and what line.py says of a group of publishers holds for each output window.
+
+Where a model does look at something else, members differ. Blocks that differ are found by their chains. What does not
+show in blocks yet, a timer or a step too few, is found by the step chain: a digest of everything stepped on and of
+everything that the steps did, which members compare at every 1,000th step.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from zlib import crc32
 
-from ..errors import StepFailed
+from ..errors import StepFailed, StepsDiffer
 from ..events import PLAIN, Block
+from ..failover.accept import Accept, Outcome
 from ..failover.line import Line
 from ..schema import Schema
-from ..wire.frame import Frame
+from ..wire.frame import LIMITS, Frame, Limits
 from ..writer import BlockWriter
-from .model import Step
+from .model import Calls
 from .out import Out
+from .timers import Timers
+
+COMPARED_EVERY, _COMPARED_KEPT = 1_000, 1_000
+_ON_BLOCK = struct.Struct("<IQQQI").pack
+_ON_EMITTED = struct.Struct("<II").pack
+
+
+class Mark(NamedTuple):
+    """The step chain at one step."""
+
+    step: int
+    chain: int
+
+
+class Reading(NamedTuple):
+    """An input window: its schema, and what is known of its sources."""
+
+    window: str
+    schema: Schema
+    accept: Accept
 
 
 class Steps:
-    """One model at work. `taken` counts its steps."""
+    """One model at work. `taken` counts its steps, `now` is the time of the entry at hand; None in derived order."""
 
     def __init__(
         self,
-        step: Step,
-        inputs: Mapping[str, Schema],
+        calls: Calls,
+        inputs: Sequence[Reading],
         outputs: Mapping[str, tuple[BlockWriter, Line]],
         *,
         step_blocks: int,
         step_bytes: int,
+        limits: Limits = LIMITS,
     ) -> None:
         """`outputs` are in the order of the group's lines. `step_blocks` and `step_bytes`: what a step may emit."""
         self.taken = 0
-        self._step = step
-        self._inputs = inputs
+        self.now: int | None = None
+        self.timers = Timers()
+        self.inputs = inputs
+        self._calls = calls
+        self._limits = limits
         self._outputs = list(outputs.values())
         self._out = Out({window: writer for window, (writer, _) in outputs.items()}, step_blocks, step_bytes)
+        self._chain = 0
+        self._marks: dict[int, int] = {}
+        self._heard: dict[int, int] = {}
 
-    def take(self, window: str, frame: Frame) -> Sequence[int]:
+    def receive(self, input: int, messages: Sequence[tuple[object, bytes]]) -> list[Outcome]:
+        """What follows from messages of an input: the frames to step on, and what is to be told, in order."""
+        return self.inputs[input].accept.receive_all(messages, self._limits)
+
+    def take(self, input: int, frame: Frame) -> Sequence[int]:
         """Step on one block; returns the output windows that have new blocks, by their places.
 
-        Raises StepFailed if the model does: it has emitted nothing then, but its state may have changed. Raises
-        InputDiffers if the bus holds another block than one that it emitted.
+        Raises StepFailed if the model does: it has done nothing then, but its state may have changed. Raises
+        InputDiffers if the bus holds another block than one that it emitted, StepsDiffer if another member did
+        something else up to this step.
         """
-        block = Block(frame, self._inputs[window], PLAIN)
+        window, schema, _ = self.inputs[input]
+        block = Block(frame, schema, PLAIN)
         out = self._out
-        out.begin()
+        out.begin(self.now)
         try:
-            self._step(window, block, out)
+            self._calls.step(window, block, out)
         except Exception as error:
             out.end()
             raise StepFailed(
-                f"the model raised {type(error).__name__} in the step on block {block.id} of source "
-                f"{block.source:016x}, run {block.run}, at position {block.position} of {window}: {error}",
-                window=window,
-                source=block.source,
-                run=block.run,
-                id=block.id,
-                position=block.position,
-            ) from error
-        self.taken += 1
-        emitted = out.end()
+                f"the model raised {type(error).__name__} in the step on block {frame.id} of source "
+                f"{frame.source:016x}, run {frame.run}, at position {frame.position} of {window}: {error}",
+                window=window, source=frame.source, run=frame.run, id=frame.id, position=frame.position,
+            ) from error  # fmt: skip
+        return self._done(_ON_BLOCK(input, frame.source, frame.run, frame.id, frame.chain))
+
+    def fire(self, key: str) -> Sequence[int]:
+        """Step on a timer that is due. Returns and raises what `take` does."""
+        out = self._out
+        out.begin(self.now)
+        try:
+            if self._calls.timer is not None:
+                self._calls.timer(key, out)
+        except Exception as error:
+            out.end()
+            raise StepFailed(
+                f"the model raised {type(error).__name__} at its timer {key!r}: {error}",
+                window="", source=0, run=0, id=0, position=None,
+            ) from error  # fmt: skip
+        return self._done(key.encode("utf-8", "surrogatepass"))
+
+    def _done(self, on: bytes) -> Sequence[int]:
+        """The step has returned: its blocks get their ids, and its timers are set."""
+        emitted, timers = self._out.end()
+        chain = crc32(on, self._chain)
+        places = []
         for at, encoded, transactional in emitted:
             writer, line = self._outputs[at]
-            line.give(writer.seal(encoded, transactional))
-        return [at for at, _, _ in emitted]
+            block = writer.seal(encoded, transactional)
+            line.give(block)
+            chain = crc32(_ON_EMITTED(at, block.chain), chain)
+            places.append(at)
+        for key, when in timers.items():
+            self.timers.set(key, when)
+            chain = crc32(f"{key}={when}".encode("utf-8", "surrogatepass"), chain)
+        self._chain = chain
+        self.taken += 1
+        if self.taken % COMPARED_EVERY == 0:
+            self._mark()
+        return places
+
+    def _mark(self) -> None:
+        self._marks[self.taken] = self._chain
+        self._marks.pop(self.taken - COMPARED_EVERY * _COMPARED_KEPT, None)
+        if (theirs := self._heard.pop(self.taken, None)) is not None:
+            self.compare(Mark(self.taken, theirs))
+
+    @property
+    def mark(self) -> Mark:
+        """The last step that is compared, and the step chain there; that of a member that has not got to one is 0."""
+        step = self.taken - self.taken % COMPARED_EVERY
+        return Mark(step, self._marks.get(step, 0))
+
+    def compare(self, theirs: Mark) -> None:
+        """Another member says its mark: StepsDiffer if ours is another one, now or once we get there."""
+        step, chain = theirs
+        if step > self.taken:
+            self._heard[step] = chain
+            if len(self._heard) > _COMPARED_KEPT:
+                del self._heard[min(self._heard)]
+            return
+        ours = self._marks.get(step)
+        if ours is not None and ours != chain:
+            raise StepsDiffer(
+                f"up to step {step} this member of the engine did something else than the others (its step chain is "
+                f"{ours:08x}, theirs {chain:08x}), though its blocks are the same so far: the model looks at something "
+                "besides its input and its state (a clock, a random number, the order of a set)",
+                step=step,
+                ours=ours,
+                theirs=chain,
+            )

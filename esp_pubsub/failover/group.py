@@ -150,6 +150,10 @@ class Group:
 
     # what happens
 
+    def listen(self, hear: Callable[[Word], None]) -> None:
+        """Call this with every word of the group too. What it raises ends `run`."""
+        self._control.listen(hear)
+
     def given(self, at: int = 0) -> None:
         """A line has one more block: to send, or to become eligible by."""
         if self.membership.state == "active":

@@ -23,13 +23,13 @@ that somebody sends, and that it is somebody who can go on.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import Closed, EspError
 from .line import Line, Position
-from .words import Beat, Identity, Setup, differences
+from .words import Beat, Identity, Pulse, Setup, differences
 
 Role = Literal["standby", "candidate", "active", "left"]
 State = Literal["standby", "candidate", "elected", "active", "left"]
@@ -112,6 +112,8 @@ class Membership:
         self.term = 0
         """The last one in which it led, or was elected to."""
         self.patience = patience
+        self.pulse: Callable[[], Pulse] | None = None
+        """What beats say of an engine; None for a publisher."""
         self._following = [False] * len(lines)
         self._hears = False  # the control topic was read to its end, and is being read
         self._speaks = False  # others may have heard that it leads
@@ -339,6 +341,11 @@ class Membership:
         """Another member was heard to lead, a moment ago."""
         return now - self._heard_other_at < HEARD
 
+    @property
+    def has_heard_others(self) -> bool:
+        """Another member was heard to lead since this one started."""
+        return self._heard_other_at > -math.inf
+
     def room(self, line: Line, size: int) -> bool:
         """Whether a line takes one more block. While any line lacks what the bus holds, the input has to go on,
         whatever waits in the other lines: a full one would keep the one that is behind from ever being eligible.
@@ -368,7 +375,8 @@ class Membership:
             raise Closed(f"{self.identity.name} left its group")
         self._speaks = not resigns
         positions = tuple(line.position for line in self.lines)
-        return Beat(self.setup, self.identity, self.run, term, number, positions, resigns)
+        pulse = None if self.pulse is None else self.pulse()
+        return Beat(self.setup, self.identity, self.run, term, number, positions, resigns, pulse)
 
 
 def diagram() -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ..errors import BadFrame, ConfigError
 from ..wire.frame import BEAT, CLAIM, Sealed, parse
@@ -42,6 +42,14 @@ class Identity:
     pid: int
 
 
+class Pulse(NamedTuple):
+    """What the leader of an engine also says: its time, and its step chain at the last step that is compared."""
+
+    now: int
+    step: int
+    chain: int
+
+
 @dataclass(frozen=True, slots=True)
 class Beat:
     """A leader's sign of life: its number in the term, and how far each line is."""
@@ -53,12 +61,13 @@ class Beat:
     number: int
     positions: tuple[Position, ...]
     resigns: bool
+    pulse: Pulse | None = None
 
     def sealed(self, source: int) -> Sealed:
         """As a frame of the control topic."""
         values = {
             "setup": asdict(self.setup), "identity": asdict(self.identity), "number": self.number,
-            "positions": self.positions, "resigns": self.resigns,
+            "positions": self.positions, "resigns": self.resigns, "pulse": self.pulse,
         }  # fmt: skip
         return seal_map(BEAT, values, source=source, run=self.run)
 
@@ -97,7 +106,8 @@ def read_word(data: bytes) -> Word | None:
         positions = tuple(_position(*each) for each in values.pop("positions"))
         if len(positions) != len(setup.topics):
             raise TypeError("not one position for each line")
-        return _sound(Beat(setup, identity, frame.run, frame.term, positions=positions, **values))
+        pulse = _pulse(values.pop("pulse", None))
+        return _sound(Beat(setup, identity, frame.run, frame.term, positions=positions, pulse=pulse, **values))
     except (BadFrame, TypeError, KeyError, AttributeError):
         return None
 
@@ -117,6 +127,15 @@ def _position(given: Any, settled: Any, chain: Any) -> Position:
     if not (isinstance(given, int) and isinstance(settled, int) and isinstance(chain, int | None)):
         raise TypeError("a position is made of numbers")
     return Position(given, settled, chain)
+
+
+def _pulse(said: Any) -> Pulse | None:
+    if said is None:
+        return None
+    pulse = Pulse(*said)
+    if not all(isinstance(each, int) and each >= 0 for each in pulse):
+        raise TypeError("a pulse is made of numbers")
+    return pulse
 
 
 def _sound(said: T) -> T:

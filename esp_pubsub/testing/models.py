@@ -14,8 +14,9 @@ from typing import Any
 from ..encode import Encoder
 from ..engine.model import declared
 from ..engine.options import EngineOptions
-from ..engine.steps import Steps
+from ..engine.steps import Reading, Steps
 from ..events import PLAIN, Block, Opcode
+from ..failover.accept import Accept
 from ..failover.line import Line
 from ..failover.outbox import Outbox
 from ..wire.frame import frames, parse
@@ -31,19 +32,19 @@ def run_model(model: Any, input: Iterable[tuple[Any, ...]]) -> dict[str, list[Bl
     StepFailed as in an engine; ValueRefused or TooLarge for input that could not be published. The model keeps the
     state that it has after this, so a second call goes on from there.
     """
-    found, step = declared(model)
+    found, calls = declared(model)
     options = EngineOptions()
     writers = {window: _writer(schema, at) for at, (window, schema) in enumerate(found.inputs.items(), _INPUT)}
     outputs = {}
     for at, (window, schema) in enumerate(found.outputs.items(), _INPUT + len(writers)):
         writer = _writer(schema, at)
         outputs[window] = writer, Line(writer.source, 0, writer.outbox, suffix_only=True, buffer=1)
-    steps = Steps(
-        step, found.inputs, outputs, step_blocks=options.step_blocks, step_bytes=options.step_bytes
-    )  # fmt: skip
+    inputs = [Reading(name, schema, Accept(suffix_only=True, from_start=True)) for name, schema in found.inputs.items()]
+    places = {reading.window: at for at, reading in enumerate(inputs)}
+    steps = Steps(calls, inputs, outputs, step_blocks=options.step_blocks, step_bytes=options.step_bytes)
     emitted: dict[str, list[Block]] = {window: [] for window in outputs}
     for window, rows, *opcode in input:
-        steps.take(window, parse(_sent(writers[window], rows, *opcode)[0]))
+        steps.take(places[window], parse(_sent(writers[window], rows, *opcode)[0]))
         for name, (writer, _) in outputs.items():
             schema = found.outputs[name]
             emitted[name] += [Block(parse(message), schema, PLAIN) for message in _taken(writer.outbox)]

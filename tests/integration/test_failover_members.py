@@ -381,10 +381,10 @@ async def test_it_is_the_newcomer_who_leaves_a_group_of_another_topic_whatever_i
 
 @pytest.fixture
 def appointed(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def elects(client: esp.Client, kind: str, control: str) -> Any:
-        return None if kind == "log" else lambda line, member: AlwaysLeads()
+    async def elects(bus: Any, named: str | None, control: str) -> Any:
+        return ("log", None) if named is None else (named, lambda line, member: AlwaysLeads())
 
-    monkeypatch.setattr(esp.Client, "_election", elects)
+    monkeypatch.setattr("esp_pubsub.client.find_election", elects)
 
 
 @pytest.mark.usefixtures("appointed")

@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import esp_pubsub as esp
-from esp_pubsub.engine.beginning import Beginning, Input, Output, check, platform_here, read_beginning
+from esp_pubsub.bus import Place
+from esp_pubsub.engine.beginning import Beginning, Begun, Input, Output, check, platform_here, read_beginning
 from esp_pubsub.wire.frame import BLOCK, MAP, frames, seal
 
 OURS = Beginning(
     "1",
-    (Input("Trades", "h:1/p/q/Trades/I", "id*:int64", 7, 3, {5: 2}),),
+    "derived",
+    (Input("Trades", "h:1/p/q/Trades/I", "id*:int64", 7, 3),),
     (Output("Large", "h:1/p/q/Large/O", "id*:int64"),),
     {"buffer": 100},
     "cpython 3.11",
@@ -62,7 +64,7 @@ def test_no_bytes_in_its_place_raise_anything(body: bytes) -> None:
 
 
 def test_where_the_inputs_begin_may_differ() -> None:
-    elsewhere = replace(OURS, inputs=(replace(OURS.inputs[0], position=0, incarnation=9, runs={}),))
+    elsewhere = replace(OURS, inputs=(replace(OURS.inputs[0], position=0, incarnation=9),))
     check(elsewhere, OURS)
 
 
@@ -70,6 +72,7 @@ def test_where_the_inputs_begin_may_differ() -> None:
     ("change", "name"),
     [
         ({"version": "2"}, "version of the model"),
+        ({"order": "written"}, "order"),
         ({"python": "cpython 3.12"}, "Python"),
         ({"machine": "arm64 little"}, "machine"),
         ({"limits": {"buffer": 99}}, "buffer"),
@@ -98,3 +101,10 @@ def test_the_platform_names_python_the_machine_and_what_is_imported() -> None:
     assert python.startswith("cpython 3.")
     assert machine.endswith(("little", "big"))
     assert set(packages) <= {"numpy", "pyarrow"}
+
+
+def test_what_is_retained_of_it_is_read_again_and_anything_else_is_not() -> None:
+    begun = Begun(Place(7, None), message(OURS))
+    assert Begun.decoded(begun.encoded()) == begun
+    for other in (b"", b"foreign", begun.encoded()[:-1], begun.encoded() + b"x"):
+        assert Begun.decoded(other) is None

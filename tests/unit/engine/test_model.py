@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 
 import esp_pubsub as esp
-from esp_pubsub.engine.model import declared
+from esp_pubsub.engine.model import Calls, declared
 
 TRADE = "id*:int64,symbol:string"
 
@@ -25,8 +25,8 @@ def step(window: str, block: esp.Block, out: esp.Out) -> None:
 
 def test_a_function_is_a_model_and_stays_a_function() -> None:
     made = esp.model(inputs={"Trades": TRADE}, outputs={"Large": TRADE}, version="1")(lambda window, block, out: None)
-    found, does = declared(made)
-    assert does is made
+    found, calls = declared(made)
+    assert calls == Calls(made, None)
     assert (found.version, list(found.inputs), list(found.outputs)) == ("1", ["Trades"], ["Large"])
 
 
@@ -40,7 +40,7 @@ def test_an_instance_of_a_class_is_a_model_with_its_own_state() -> None:
             self.seen.append(window)
 
     one, other = Counts(), Counts()
-    declared(one)[1]("Trades", None, None)  # type: ignore[arg-type]
+    declared(one)[1].step("Trades", None, None)  # type: ignore[arg-type]
     assert (one.seen, other.seen) == (["Trades"], [])
 
 
@@ -97,3 +97,18 @@ def test_a_class_in_place_of_its_instance_is_named() -> None:
 def test_what_was_never_declared_is_refused() -> None:
     with pytest.raises(esp.ConfigError, match=r"@esp\.model"):
         declared(lambda window, block, out: None)
+
+
+def test_a_class_with_timers_has_a_method_for_them() -> None:
+    class Stepping:
+        def step(self, window: str, block: Any, out: Any) -> None: ...
+
+    class Timed(Stepping):
+        def timer(self, key: str, out: Any) -> None: ...
+
+    windows: Any = {"inputs": {"a": TRADE}, "outputs": {"b": TRADE}}
+    timed = esp.model(**windows, timers=True)(Timed)()
+    assert declared(timed)[1].timer == timed.timer
+    assert declared(esp.model(**windows)(Timed)())[1].timer is None
+    with pytest.raises(esp.ConfigError, match="timer"):
+        esp.model(**windows, timers=True)(Stepping)

@@ -9,8 +9,10 @@ import pytest
 
 import esp_pubsub as esp
 from esp_pubsub.encode import Encoder
+from esp_pubsub.engine.model import Calls
 from esp_pubsub.engine.out import Out
-from esp_pubsub.engine.steps import Steps
+from esp_pubsub.engine.steps import COMPARED_EVERY, Mark, Reading, Steps
+from esp_pubsub.failover.accept import Accept
 from esp_pubsub.failover.line import Line
 from esp_pubsub.failover.outbox import Outbox
 from esp_pubsub.wire.frame import BLOCK, ROWS, Frame, Limits, frames, parse, seal
@@ -25,17 +27,26 @@ LARGEST = 2_000
 class Engine:
     """The computation of one member, and what its lines have."""
 
-    def __init__(self, step: Callable[[str, esp.Block, Out], None], *, step_blocks: int = 10, step_bytes: int = 10_000):
+    def __init__(
+        self,
+        step: Callable[[str, esp.Block, Out], None],
+        timer: Callable[[str, Out], None] | None = None,
+        *,
+        step_blocks: int = 10,
+        step_bytes: int = 10_000,
+    ) -> None:
         self.lines, outputs = [], {}
         for source, window in enumerate(WINDOWS, 1):
             outbox = Outbox(100, 1 << 20)
             line = Line(source, 0, outbox, suffix_only=True, buffer=100)
             self.lines.append(line)
             outputs[window] = (BlockWriter(SCHEMA, Encoder(SCHEMA), outbox, source, 0, LARGEST), line)
-        self.steps = Steps(step, {"Trades": SCHEMA}, outputs, step_blocks=step_blocks, step_bytes=step_bytes)
+        inputs = [Reading("Trades", SCHEMA, Accept(suffix_only=True, from_start=True))]
+        calls = Calls(step, timer)
+        self.steps = Steps(calls, inputs, outputs, step_blocks=step_blocks, step_bytes=step_bytes)
 
     def take(self, id: int = 1) -> list[int]:
-        return list(self.steps.take("Trades", block(id)))
+        return list(self.steps.take(0, block(id)))
 
     def emitted(self, at: int) -> list[list[tuple[Any, ...]]]:
         """The rows of each block of a line, in the order of their ids."""
@@ -160,3 +171,139 @@ def test_a_step_whose_block_differs_from_the_one_on_the_bus_says_so() -> None:
     with pytest.raises(esp.InputDiffers) as caught:
         engine.take()
     assert (caught.value.id, caught.value.theirs) == (1, 12_345)
+
+
+# timers
+
+
+def waking(**timers: int) -> Callable[[str, esp.Block, Out], None]:
+    def step(window: str, block: esp.Block, out: Out) -> None:
+        for key, at in timers.items():
+            out.wake(key, at)
+
+    return step
+
+
+def test_timers_are_due_by_time_and_then_by_key() -> None:
+    engine = Engine(waking(b=20, a=20, c=10), lambda key, out: out.emit("Large", [(out.now, key)]))
+    engine.steps.now = 5
+    engine.take()
+    timers = engine.steps.timers
+    assert (timers.next, timers.due(9)) == (10, [])
+    engine.steps.now = 20
+    for key in timers.due(20):
+        engine.steps.fire(key)
+    assert engine.emitted(0) == [[(20, "c")], [(20, "a")], [(20, "b")]]
+    assert (timers.next, len(timers)) == (None, 0)
+
+
+def test_a_later_call_takes_the_place_of_an_earlier_one_and_a_timer_can_be_cancelled() -> None:
+    def step(window: str, block: esp.Block, out: Out) -> None:
+        if block.id == 1:
+            out.wake("a", 10)
+            out.wake("b", 10)
+            out.wake("a", 30)
+        else:
+            out.cancel("b")
+            out.cancel("unknown")
+
+    engine = Engine(step)
+    engine.steps.now = 0
+    engine.take(1)
+    assert engine.steps.timers.items() == [("a", 30), ("b", 10)]
+    engine.take(2)
+    assert engine.steps.timers.due(29) == []
+    assert engine.steps.timers.due(30) == ["a"]
+
+
+def test_a_step_that_raises_sets_no_timer() -> None:
+    def step(window: str, block: esp.Block, out: Out) -> None:
+        out.wake("a", 10)
+        raise ValueError
+
+    engine = Engine(step)
+    engine.steps.now = 0
+    with pytest.raises(esp.StepFailed):
+        engine.take()
+    assert len(engine.steps.timers) == 0
+
+
+def test_a_timer_that_raises_is_named() -> None:
+    def timer(key: str, out: Out) -> None:
+        raise LookupError("nothing there")
+
+    engine = Engine(waking(a=1), timer)
+    engine.steps.now = 1
+    with pytest.raises(esp.StepFailed, match=r"LookupError at its timer 'a': nothing there"):
+        engine.steps.fire("a")
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        (lambda out: out.wake(7, 1), "a timer's key is a text"),
+        (lambda out: out.wake("a", 1.5), "a number of microseconds"),
+        (lambda out: out.wake("a", -1), "a number of microseconds"),
+        (lambda out: out.wake("a", True), "a number of microseconds"),
+    ],
+)
+def test_a_timer_that_cannot_be_raises_in_the_step(does: Callable[[Out], None], says: str) -> None:
+    engine = Engine(lambda window, block, out: does(out))
+    engine.steps.now = 0
+    with pytest.raises(esp.StepFailed, match=says):
+        engine.take()
+
+
+def test_a_model_without_timers_has_no_time() -> None:
+    for does in (lambda out: out.now, lambda out: out.wake("a", 1), lambda out: out.cancel("a")):
+        engine = Engine(lambda window, block, out, does=does: does(out))
+        with pytest.raises(esp.StepFailed, match="timers=True"):
+            engine.take()
+
+
+def test_many_timers_that_are_set_anew_all_the_time_take_no_more_room_than_they_need() -> None:
+    engine = Engine(lambda window, block, out: out.wake(f"{block.id % 10}", block.id))
+    engine.steps.now = 0
+    for id in range(1, 2_001):
+        engine.take(id)
+    assert len(engine.steps.timers) == 10
+    assert len(engine.steps.timers._queue) <= 100
+
+
+# the step chain
+
+
+def compared(step: Callable[[str, esp.Block, Out], None]) -> Steps:
+    engine = Engine(step)
+    engine.steps.now = 0
+    for id in range(1, COMPARED_EVERY + 1):
+        engine.take(id)
+    return engine.steps
+
+
+def test_members_that_did_the_same_have_the_same_mark() -> None:
+    one, other = compared(waking(a=1)), compared(waking(a=1))
+    assert one.mark == other.mark
+    assert one.mark.step == COMPARED_EVERY
+    one.compare(other.mark)
+
+
+@pytest.mark.parametrize(
+    "differently",
+    [waking(a=2), waking(), lambda window, block, out: out.emit("Small", [(block.id, "x")] if block.id == 500 else [])],
+)
+def test_members_that_did_something_else_are_found_out(differently: Callable[[str, esp.Block, Out], None]) -> None:
+    one, other = compared(waking(a=1)), compared(differently)
+    with pytest.raises(esp.StepsDiffer, match="up to step 1000") as caught:
+        one.compare(other.mark)
+    assert (caught.value.step, caught.value.theirs) == (1_000, other.mark.chain)
+
+
+def test_a_mark_of_a_step_that_is_still_to_come_is_compared_once_it_is_there() -> None:
+    engine = Engine(waking(a=1))
+    engine.steps.now = 0
+    engine.steps.compare(Mark(COMPARED_EVERY, 12_345))
+    with pytest.raises(esp.StepsDiffer):
+        for id in range(1, COMPARED_EVERY + 1):
+            engine.take(id)
+    assert engine.steps.taken == COMPARED_EVERY

@@ -1,0 +1,228 @@
+"""Written order: the member that leads writes what comes next, and every member steps on what it reads back.
+
+Each member follows the order topic and carries out the entries that count (order.py). The one that leads also proposes
+the next entry: when all entries so far are carried out, and there is something to take or a timer is due. What arrives
+meanwhile goes into the next one, so the busier the inputs are, the more an entry holds.
+
+A proposal is decided by what is read back, never by the pipe it went through. One that was void, because another writer
+was first, is made again after what counts; one that was written though the bus did not say so counts when it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from .._news import News
+from .._tasks import first_error, run_all
+from ..backoff import Backoff
+from ..bus import Bus, Message, Pipe
+from ..errors import BusUnavailable
+from ..notices import Failure, Notice
+from ..wire.frame import frames
+from .clock import Clock
+from .inputs import LogInput, LogReader, Offer, QueueInput
+from .order import Entry, Order, Proposal, Taken
+from .stepping import Stepping
+
+_log = logging.getLogger("esp_pubsub.engine")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_QUEUED_BYTES = 4 << 20  # of a queue's messages in one entry
+_WRITE_DEADLINE = 10.0  # seconds; the driver has a shorter one of its own
+_LEADS_EVERY = 0.05  # seconds between two looks at who leads, where nothing else happens
+
+
+class WrittenOrder:
+    """One member's part in a written order."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        order: Order,
+        reader: LogReader,
+        inputs: Sequence[LogInput | QueueInput],
+        stepping: Stepping,
+        clock: Clock,
+        changed: News,
+        *,
+        leads: Callable[[], bool],
+        heard_others: Callable[[], bool],
+        notify: Callable[[Notice], None],
+    ) -> None:
+        """`bus` has the order topic, `reader` reads it. `leads`: whether this member leads now; `heard_others`: whether
+        it has heard another leader since it started. `changed` is told when any of this may be different.
+        """
+        self.clock = clock
+        self._bus = bus
+        self._order = order
+        self._reader = reader
+        self._inputs = inputs
+        self._stepping = stepping
+        self._changed = changed
+        self._leads = leads
+        self._heard_others = heard_others
+        self._notify = notify
+        self._carried_out = order.last
+        self._read_to = reader.place.position
+        self._pipe: Pipe | None = None
+        self._written = 0
+        self._largest = bus.capabilities.max_message_bytes
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Up to where entries took each input; 0 for a queue."""
+        return tuple(each.taken if isinstance(each, LogInput) else 0 for each in self._inputs)
+
+    def now(self) -> int:
+        """What time it is for the engine."""
+        return self.clock.read(time.monotonic(), time.time_ns() // 1000)
+
+    def heard(self, now: int) -> None:
+        """A living leader says what time it is."""
+        self.clock.heard(now, time.monotonic(), time.time_ns() // 1000)
+
+    async def run(self) -> None:
+        """Step, and write while this member leads, until cancelled. Raises what ends this member."""
+        logs = [each.run() for each in self._inputs if isinstance(each, LogInput)]
+        await run_all(self._follow(), self._write(), *logs)
+
+    # what every member does
+
+    async def _follow(self) -> None:
+        order = self._order
+        try:
+            while True:
+                for message in await self._reader.read():
+                    if (entry := order.read(message.data)) is not None:
+                        await self._carry_out(entry)
+                    self._carried_out = order.last
+                self._read_to = self._reader.place.position
+                self._changed.tell()
+        finally:
+            await self._reader.aclose()
+
+    async def _carry_out(self, entry: Entry) -> None:
+        self.heard(entry.now)
+        await self._stepping.tick(entry.now)
+        for take in entry.takes:
+            if not 0 <= take.input < len(self._inputs):
+                continue  # it says nothing here, nor anywhere
+            source = self._inputs[take.input]
+            if isinstance(source, LogInput):
+                await self._stepping.take(take.input, await source.take(take.to or 0))
+            else:
+                await self._stepping.take(take.input, [Message(None, data) for data in take.messages])
+
+    # what the one that leads does
+
+    async def _write(self) -> None:
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        while True:
+            while not self._leads():
+                await self._wait(_LEADS_EVERY)
+            try:
+                await self._lead(backoff)
+            except BusUnavailable as error:
+                self._notify(Failure("pubsubFail_SERVERDISCONNECT", "pubsubCode_WRITEFAILED", error))
+                await asyncio.sleep(backoff.next())
+
+    async def _lead(self, backoff: Backoff) -> None:
+        """Write entries, and read queues, as long as this member leads."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                queues = [each for each in self._inputs if isinstance(each, QueueInput)]
+                reading = [tasks.create_task(queue.run()) for queue in queues]
+                await self._propose(backoff)
+                for task in reading:
+                    task.cancel()
+        except ExceptionGroup as group:
+            raise first_error(group) from None
+        finally:
+            await self._drop_pipe()
+
+    async def _propose(self, backoff: Backoff) -> None:
+        await self._catch_up()
+        if not self._heard_others():
+            self._jump()
+        while self._leads():
+            if (found := self._next_entry()) is None:
+                await self._wait_for_more()
+                continue
+            entry, offers = found
+            proposal = self._order.propose(entry, self._largest)
+            await self._put(proposal)
+            if self._order.counts(proposal):
+                for queue, offer in offers:
+                    queue.counts(offer)
+            backoff.reset()
+
+    async def _catch_up(self) -> None:
+        """Carry out what stands on the topic now: what others wrote comes first."""
+        bounds = await self._bus.bounds(self._reader.topic)
+        while self._leads() and (self._read_to < bounds.end or self._carried_out < self._order.last):
+            await self._wait(_LEADS_EVERY)
+
+    def _jump(self) -> None:
+        by = self.clock.jump(time.monotonic(), time.time_ns() // 1000)
+        if by > 1_000_000 and self._order.last > 1:
+            _log.warning("nobody kept the engine's time for %.1f s: it goes on at the wall clock's", by / 1e6)
+
+    def _next_entry(self) -> tuple[Entry, list[tuple[QueueInput, Offer]]] | None:
+        """All that there is to take now. None if there is nothing and no timer is due, or an entry is under way."""
+        if self._carried_out < self._order.last:
+            return None
+        takes, offers = [], list[tuple[QueueInput, Offer]]()
+        for at, each in enumerate(self._inputs):
+            if isinstance(each, LogInput):
+                if each.end > each.taken:
+                    takes.append(Taken(at, each.end, ()))
+            elif (offer := each.offer(_QUEUED_BYTES)) is not None:
+                offers.append((each, offer))
+                takes.append(Taken(at, None, tuple(message.data for message in offer.messages)))
+        now = self.now()
+        due = self._stepping.steps.timers.next
+        if not takes and (due is None or due > now):
+            return None
+        return Entry(max(now, self._stepping.steps.now or 0), tuple(takes)), offers
+
+    async def _wait_for_more(self) -> None:
+        due = self._stepping.steps.timers.next
+        seconds = _LEADS_EVERY if due is None else min(_LEADS_EVERY, max(0.0, (due - self.now()) / 1e6))
+        await self._wait(seconds)
+
+    async def _wait(self, seconds: float) -> None:
+        """Until something is new, for so long at most."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _put(self, proposal: Proposal) -> None:
+        """Write it, and wait until it is decided, or this member leads no more. BusUnavailable where it is not in time.
+
+        The pipe is dropped after any trouble, a cancelled write included.
+        """
+        topic, order = self._reader.topic, self._order
+        try:
+            async with asyncio.timeout(_WRITE_DEADLINE):
+                if self._pipe is None:
+                    self._pipe, self._written = await self._bus.pipe(topic), 0
+                await self._pipe.write(frames(proposal.frames, 0, time.time_ns() // 1000))
+                while self._leads() and not (order.is_decided(proposal) and self._carried_out == order.last):
+                    await self._wait(_LEADS_EVERY)
+                if order.is_decided(proposal):
+                    self._written = await self._pipe.confirmed(self._written)
+        except TimeoutError:
+            await self._drop_pipe()
+            raise BusUnavailable(f"{topic}: no entry was read back within {_WRITE_DEADLINE:g} s", topic=topic) from None
+        except BaseException:
+            await self._drop_pipe()
+            raise
+
+    async def _drop_pipe(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None:
+            await pipe.aclose()
