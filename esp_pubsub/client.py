@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
@@ -285,8 +286,8 @@ class Client:
 
     def engine(
         self, model: Any, url: str, *, windows: Mapping[str, str] | None = None, output: Client | None = None,
-        order: Client | None = None, options: EngineOptions | None = None,
-        on_notice: Callable[[Notice], None] | None = None,
+        order: Client | None = None, snapshots: str | os.PathLike[str] | None = None,
+        options: EngineOptions | None = None, on_notice: Callable[[Notice], None] | None = None,
     ) -> Opening[Engine]:  # fmt: skip
         """One member of the engine that runs this model at `url`, which names a project and a contquery.
 
@@ -294,6 +295,8 @@ class Client:
         model's windows are below `url`, inputs on their `in` side and outputs on their `out` side, unless `windows` has
         a URL for them. `output` is a client of the bus of the output windows, if that is another one. `order` is one of
         a bus with a log, if the bus of the output has none and cannot open one in its own system, as RabbitMQ can.
+        `snapshots` is a directory, which members may share: a member that is started again goes on from the newest
+        snapshot in it, and reads its input from there on.
 
         Awaiting it raises what `publisher` does, NotOffered on a bus without a log, and BeginningDiffers if the engine
         began otherwise.
@@ -309,7 +312,7 @@ class Client:
             self._check()
             made = await open_engine(
                 model, url, windows, Buses(self.bus, writes.bus, await log_of(orders.bus)), writes._claims, self._home,  # noqa: SLF001
-                options, self._notifier(on_notice, url),
+                options, None if snapshots is None else Path(snapshots), self._notifier(on_notice, url),
             )  # fmt: skip
             self._check()
             made.start(self._tasks)

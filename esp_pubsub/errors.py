@@ -24,6 +24,7 @@ code acts on the class and the data, never on the text.
     +-- ModelError             an engine's model did what no model may do
     |   +-- StepFailed         it raised in a step (.window, .source, .run, .id, .position)
     |   +-- StepsDiffer        this member did something else than the others (.step, .ours, .theirs)
+    |   +-- StateRefused       its state would come back from a snapshot different (.path)
     +-- BeginningDiffers       a member of an engine that is set up differently (.differences)
     +-- InputLost              an engine cannot read its input, or its order, without a gap (.topic, .position)
     +-- NoGroup                confirm without a group
@@ -163,6 +164,12 @@ class StepsDiffer(ModelError):
     step: int
     ours: int
     theirs: int
+
+
+class StateRefused(ModelError):
+    """The model's state would come back from a snapshot different from what it is."""
+
+    path: str
 
 
 class BeginningDiffers(EspError):

@@ -33,9 +33,9 @@ class Input:
     incarnation: int | None
 
     @property
-    def place(self) -> Place:
-        """Where a reader of it begins."""
-        return Place(self.position or 0, self.incarnation)
+    def place(self) -> Place | None:
+        """Where a reader of it begins; None for a queue."""
+        return None if self.position is None else Place(self.position, self.incarnation)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .inputs import LogReader
+from .snapshots import Standing
 from .stepping import Stepping
 
 
@@ -12,11 +13,17 @@ class DerivedOrder:
     def __init__(self, reader: LogReader, stepping: Stepping) -> None:
         self._reader = reader
         self._stepping = stepping
+        self._taken = reader.place
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Up to where the input was read."""
-        return (self._reader.place.position,)
+        """Up to where the input was taken."""
+        return (self._taken.position,)
+
+    @property
+    def standing(self) -> Standing:
+        """Where the member is; to be asked while nothing is stepped on."""
+        return Standing(self._taken.position, 0, 0, None, ((self._taken.position, self._taken.incarnation),))
 
     def now(self) -> int:
         """It has no time."""
@@ -29,6 +36,9 @@ class DerivedOrder:
         """Step until cancelled. Raises what ends this member."""
         try:
             while True:
-                await self._stepping.take(0, await self._reader.read())
+                messages = await self._reader.read()
+                async with self._stepping.whole:
+                    await self._stepping.take(0, messages)
+                    self._taken = self._reader.place
         finally:
             await self._reader.aclose()

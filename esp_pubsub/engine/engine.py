@@ -18,7 +18,17 @@ from .._news import News
 from .._tasks import first_error
 from ..address import Address
 from ..bus import Bus
-from ..errors import BusError, BusUnavailable, Closed, EspError, InputLost, StepFailed
+from ..errors import (
+    BusError,
+    BusUnavailable,
+    Closed,
+    EspError,
+    InputDiffers,
+    InputLost,
+    StepFailed,
+    StepsDiffer,
+    WrongOrder,
+)
 from ..failover.group import Group
 from ..failover.join import Elect, join
 from ..failover.line import Line
@@ -27,6 +37,7 @@ from ..failover.words import Beat, Pulse, Setup, Word
 from ..notices import Failure, Notice, Reconnected
 from ..sender import Sender
 from .options import EngineOptions, EngineStats, LineStats
+from .snapshots import Snapshots, Standing
 from .stepping import Stepping
 from .steps import Mark, Steps
 
@@ -42,6 +53,10 @@ class Ordered(Protocol):
     @property
     def positions(self) -> tuple[int, ...]:
         """Up to where each input was taken."""
+
+    @property
+    def standing(self) -> Standing:
+        """Where the member is; to be asked while nothing is stepped on."""
 
     def now(self) -> int:
         """The engine's time; 0 where it has none."""
@@ -64,6 +79,7 @@ class Plan:
     setup: Setup
     control_topic: str
     elect: Elect | None
+    snapshots: Snapshots | None
 
 
 class Engine:
@@ -95,7 +111,10 @@ class Engine:
         self._steps = plan.steps
         self._group.membership.pulse = self._pulse
         self._group.listen(self._hear)
-        self._order = plan.order(Stepping(plan.steps, self._group, self._changed, notify), self._group, self._changed)
+        stepping = Stepping(plan.steps, self._group, self._changed, notify)
+        self._order = plan.order(stepping, self._group, self._changed)
+        self._stepping = stepping
+        self._snapshots = plan.snapshots
         self._task: asyncio.Task[None] | None = None
         self._stepper: asyncio.Task[None] | None = None
         self._closed = False
@@ -111,8 +130,18 @@ class Engine:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._group.run())
                 self._stepper = tasks.create_task(self._step())
+                if self._snapshots is not None:
+                    order, membership = self._order, self._group.membership
+                    tasks.create_task(
+                        self._snapshots.run(
+                            self._stepping.whole, lambda: order.standing, lambda: membership.state == "active"
+                        )
+                    )
         except ExceptionGroup as errors:
-            self._fail(first_error(errors))
+            error = first_error(errors)
+            if self._snapshots is not None and isinstance(error, InputDiffers | StepsDiffer):
+                await self._snapshots.withdraw()
+            self._fail(error)
 
     async def _step(self) -> None:
         """Step until cancelled. What this member computed before a step that failed is brought to the bus first: it may
@@ -194,6 +223,15 @@ class Engine:
             self._raise_failure()
             raise
 
+    async def persist(self) -> None:
+        """Take a snapshot now, and wait until it counts: until the bus has what this member has computed, and later
+        output, or a pause as long as `snapshot_every`, has proven it. StateRefused or EspError if none can be taken.
+        """
+        self._home.check()
+        if self._snapshots is None:
+            raise WrongOrder("this engine has no snapshots: pass snapshots= with a directory")
+        await self._snapshots.persist()
+
     async def roles(self) -> AsyncIterator[RoleChange]:
         """The role changes of this member from now on, as they happen; ends after the last, `left`."""
         async for change in self._group.roles.changes():
@@ -210,6 +248,7 @@ class Engine:
         return EngineStats(
             role=membership.role, term=membership.term, steps=self._steps.taken, positions=self._order.positions,
             lines=lines, last_switch=self._group.roles.last,
+            last_snapshot=None if self._snapshots is None else self._snapshots.last,
         )  # fmt: skip
 
     async def aclose(self) -> None:

@@ -95,6 +95,11 @@ class LogInput:
         """After what was read."""
         return self._reader.place.position
 
+    @property
+    def incarnation(self) -> int | None:
+        """Of the topic that is read."""
+        return self._reader.place.incarnation
+
     async def run(self) -> None:
         """Read until cancelled. Raises InputLost."""
         try:

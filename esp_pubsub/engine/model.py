@@ -94,9 +94,14 @@ def declared(of: Any) -> tuple[Model, Calls]:
         raise ConfigError(
             f"{of!r} is no model: decorate its function or class with @esp.model(inputs=..., outputs=...)"
         )
+    return found, calls_of(of, found)
+
+
+def calls_of(of: Any, model: Model) -> Calls:
+    """What is called of a function or an instance that is this model."""
     if isinstance(of, FunctionType):
-        return found, Calls(of, None)
-    return found, Calls(of.step, of.timer if found.timers else None)
+        return Calls(of, None)
+    return Calls(of.step, of.timer if model.timers else None)
 
 
 def _check_callable(declared: Any, name: str) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .._news import News
@@ -29,15 +31,21 @@ from .clock import Clock
 from .derived import DerivedOrder
 from .engine import Engine, Ordered, Plan
 from .inputs import LogInput, LogReader, QueueInput
-from .model import Model, declared
+from .model import Model, calls_of, declared
 from .options import EngineOptions
 from .order import Order
+from .snapshot import NotASnapshot, Snapshot, sources_of
+from .snapshots import Named, Snapshots, newest
+from .state import Part, State
 from .stepping import Stepping
 from .steps import Reading, Steps
 from .written import WrittenOrder
 
 if TYPE_CHECKING:
     from ..client import Home
+
+
+_log = logging.getLogger("esp_pubsub.engine")
 
 
 class Windows:
@@ -85,64 +93,129 @@ async def log_of(bus: Bus) -> Bus:
     return await cast(Logs, bus).log()
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a member begins: at the engine's beginning, or at a snapshot."""
+
+    order: Order
+    order_place: Place
+    inputs: tuple[Place | None, ...]
+    """None for a queue."""
+    now: int = 0
+
+
 async def open_engine(
     of: Any, url: str, windows: Mapping[str, str] | None, buses: Buses, claims: Claims, home: Home,
-    options: EngineOptions, notify: Callable[[Notice], None],
+    options: EngineOptions, snapshots: Path | None, notify: Callable[[Notice], None],
 ) -> Engine:  # fmt: skip
     """A member that is ready to start."""
     model, calls = declared(of)
+    state = None if snapshots is None else State(of)
     where = Windows(model, url, windows or {})
     kind = _kind_of_order(model, buses, options)
     control = where.address.engine_control
     elected, elect = await find_election(buses.writes, options.election, control)
+    await _claim(model, where, buses, claims, options)
+    order_on = order_topic(control, options.run)
+    ours = await _would_begin(model, kind, where, buses.reads, options)
+    begun, began, chain = await _begin(buses.orders, order_on, ours, options.run)
+    lines = {window: _line(model, window, where, buses.writes, options) for window in model.outputs}
+    steps = Steps(
+        calls, [_reading(model, each, buses.reads, options) for each in began.inputs], lines,
+        step_blocks=options.step_blocks, step_bytes=options.step_bytes, limits=options.limits,
+    )  # fmt: skip
+    topics, places = tuple(where.outputs.values()), tuple(each.place for each in began.inputs)
+    start = Start(Order(source_number(order_on), options.run, 1, chain), begun.following, places)
+    kept = None
+    if snapshots is not None and state is not None:
+        named = Named(start.order.source, chain, model.version)
+        numbered = list(zip(topics, [line for _, line in lines.values()], strict=True))
+        use = partial(_restore, model, state, steps, numbered, start, kind, buses.orders, order_on)
+        if (restored := await newest(snapshots, named, use)) is not None:
+            of, start = restored
+        kept = Snapshots(snapshots, named, model, of, state, steps, numbered, options.snapshot_every, notify)
+    setup = Setup(
+        topics, tuple(schema.text for schema in model.outputs.values()), "rows", elected.partition("://")[0], chain
+    )
+    order = partial(_order, kind, where, began.inputs, start, buses, order_on, notify)
+    plan = Plan(where.address, steps, order, [line for _, line in lines.values()], setup, control, elect, kept)
+    return Engine(home, buses.writes, plan, options, notify)
+
+
+async def _claim(model: Model, where: Windows, buses: Buses, claims: Claims, options: EngineOptions) -> None:
     for window, topic in where.inputs.items():
         await find_schema(buses.reads, topic, model.inputs[window])
     for window, topic in where.outputs.items():
         await claims.schema(buses.writes, topic, model.outputs[window])
         await claims.run(buses.writes, topic, _source(topic, where), options.run)
-    order_on = order_topic(control, options.run)
-    ours = await _would_begin(model, kind, where, buses.reads, options)
-    begun, began, chain = await _begin(buses.orders, order_on, ours, options.run)
-    lines = {window: _line(model, window, where, buses.writes, options) for window in model.outputs}
-    setup = Setup(
-        tuple(where.outputs.values()), tuple(schema.text for schema in model.outputs.values()), "rows",
-        elected.partition("://")[0], chain,
-    )  # fmt: skip
-    steps = Steps(
-        calls, [_reading(model, each, buses.reads, options) for each in began.inputs], lines,
-        step_blocks=options.step_blocks, step_bytes=options.step_bytes, limits=options.limits,
-    )  # fmt: skip
-    order: Callable[[Stepping, Group, News], Ordered]
-    if kind == "derived":
-        order = partial(_derived, began.inputs[0], buses.reads, notify)
-    else:
-        reader = LogReader(buses.orders, order_on, begun.following, notify)
-        written = Order(source_number(order_on), options.run, 1, chain)
-        order = partial(_written, where, began.inputs, buses, reader, written, notify)
-    plan = Plan(where.address, steps, order, [line for _, line in lines.values()], setup, control, elect)
-    return Engine(home, buses.writes, plan, options, notify)
 
 
-def _derived(
-    input: Input, reads: Bus, notify: Callable[[Notice], None], stepping: Stepping, _group: Group, _changed: News
-) -> DerivedOrder:
-    return DerivedOrder(LogReader(reads, input.topic, input.place, notify), stepping)
+async def _restore(
+    model: Model, state: State, steps: Steps, lines: Sequence[tuple[str, Line]], start: Start, kind: str,
+    orders: Bus, order_on: str, snapshot: Snapshot, parts: Sequence[Part],
+) -> tuple[Any, Start]:  # fmt: skip
+    """Have a member stand where a snapshot was taken. NotASnapshot, and nothing is done, for one that does not fit."""
+    windows = [each.window for each in snapshot.inputs]
+    if [each.topic for each in snapshot.lines] != [topic for topic, _ in lines] or windows != [*model.inputs]:
+        raise NotASnapshot("it is of other windows")
+    try:
+        restored = state.restored(parts)
+    except ValueError as e:
+        raise NotASnapshot(str(e)) from None
+    sources = [sources_of(each) for each in snapshot.inputs]
+    place = Place(snapshot.position, snapshot.incarnation)
+    order, following = start.order, start.order_place
+    if kind == "written" and snapshot.place > 1:
+        order = Order(order.source, order.run, snapshot.place, snapshot.chain)
+        following = Place(snapshot.position + 1, snapshot.incarnation)
+        if not await _stands(orders, order_on, place, order):
+            raise NotASnapshot(f"the entry at its place, {snapshot.place}, is no longer on {order_on}")
+    for reading, its, known in zip(steps.inputs, snapshot.inputs, sources, strict=True):
+        reading.accept.from_start, reading.accept.sources = its.from_start, known
+    for (_, line), at in zip(lines, snapshot.lines, strict=True):
+        line.begin_after(at.last, at.chain)
+    steps.go_on(calls_of(restored, model), snapshot.steps, snapshot.step_chain, dict(snapshot.marks))
+    steps.now = snapshot.now
+    for key, when in snapshot.timers:
+        steps.timers.set(key, when)
+    _log.info("restored from a snapshot at step %d, place %d", snapshot.steps, snapshot.place)
+    inputs = tuple(
+        None if each.position is None else Place(each.position, each.incarnation) for each in snapshot.inputs
+    )
+    return restored, Start(order, following, inputs, snapshot.now or 0)
 
 
-def _written(
-    where: Windows, inputs: tuple[Input, ...], buses: Buses, reader: LogReader, order: Order,
+async def _stands(bus: Bus, topic: str, place: Place, order: Order) -> bool:
+    """Whether the last frame that counts stands where it was read."""
+    bounds = await bus.bounds(topic)
+    if bounds.incarnation != place.incarnation or not bounds.first <= place.position < bounds.end:
+        return False
+    feed = await bus.feed(topic, place, None)
+    try:
+        first = (await feed.read(1, 1))[0]
+        return isinstance(first, Message) and order.is_last(first.data)
+    finally:
+        await feed.aclose()
+
+
+def _order(
+    kind: str, where: Windows, inputs: tuple[Input, ...], start: Start, buses: Buses, order_on: str,
     notify: Callable[[Notice], None], stepping: Stepping, group: Group, changed: News,
-) -> WrittenOrder:  # fmt: skip
+) -> Ordered:  # fmt: skip
+    """What says which step comes next."""
+    if kind == "derived":
+        place = start.inputs[0] or Place(0, None)
+        return DerivedOrder(LogReader(buses.reads, inputs[0].topic, place, notify), stepping)
     readers = f"engine.{where.path.replace('/', '.')}"
     read: list[LogInput | QueueInput] = [
         QueueInput(buses.reads, each.topic, readers, changed, notify)
-        if each.position is None
-        else LogInput(LogReader(buses.reads, each.topic, each.place, notify), changed)
-        for each in inputs
+        if place is None
+        else LogInput(LogReader(buses.reads, each.topic, place, notify), changed)
+        for each, place in zip(inputs, start.inputs, strict=True)
     ]
-    membership = group.membership
+    membership, reader = group.membership, LogReader(buses.orders, order_on, start.order_place, notify)
     return WrittenOrder(
-        buses.orders, order, reader, read, stepping, Clock(0, time.monotonic()), changed,
+        buses.orders, start.order, reader, read, stepping, Clock(start.now, time.monotonic()), changed,
         leads=lambda: membership.state == "active", heard_others=lambda: membership.has_heard_others, notify=notify,
     )  # fmt: skip
 

@@ -35,6 +35,8 @@ class EngineOptions:
     """See `Failover.fence`."""
     stall: float = 5.0
     """How long the bus may leave written blocks unconfirmed before this member lets others go first."""
+    snapshot_every: float = 60.0
+    """Seconds between two snapshots of a member that stands by; what is read again after a restart is about as much."""
     close_timeout: float = 10.0
     """How long closing waits until the bus holds what this member computed."""
     limits: Limits = LIMITS
@@ -44,9 +46,9 @@ class EngineOptions:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} is a number of at least 1, not {value!r}")
-        for name in ("stall", "close_timeout"):
+        for name in ("stall", "close_timeout", "snapshot_every"):
             seconds = getattr(self, name)
-            if not isinstance(seconds, int | float) or not (seconds > 0 if name == "stall" else seconds >= 0):
+            if not isinstance(seconds, int | float) or not (seconds >= 0 if name == "close_timeout" else seconds > 0):
                 raise ConfigError(f"{name} is a number of seconds, not {seconds!r}")
         if self.order not in (None, "written"):
             raise ConfigError(f"order is written, or not given, not {self.order!r}")
@@ -83,3 +85,5 @@ class EngineStats:
     """Of the next message of each input, in the order in which the model names them; 0 for a queue."""
     lines: tuple[LineStats, ...]
     last_switch: RoleChange | None
+    last_snapshot: float | None
+    """When a snapshot of this member counted last, in seconds since the epoch; None if none has."""

@@ -112,6 +112,15 @@ class Order:
         except msgspec.MsgspecError:
             return None  # it counts, for everybody, and says nothing
 
+    def is_last(self, data: bytes) -> bool:
+        """Whether a message is the last frame that counts."""
+        try:
+            frame = parse(data)
+        except BadFrame:
+            return False
+        here = (ENTRY, self.source, self.run, self.last, self.chain)
+        return (frame.kind, frame.source, frame.run, frame.id, frame.chain) == here
+
     def propose(self, entry: Entry, largest: int) -> Proposal:
         """The entry as the next one, in frames that are messages of at most `largest` bytes."""
         body, most = _encode(entry), largest - BODY_AT

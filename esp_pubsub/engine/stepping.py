@@ -25,6 +25,8 @@ class Stepping:
     def __init__(self, steps: Steps, group: Group, changed: News, notify: Callable[[Notice], None]) -> None:
         """`changed` is told whenever there may be room."""
         self.steps = steps
+        self.whole = asyncio.Lock()
+        """Held while what belongs together is stepped on: an entry, or what one read brought."""
         self._group = group
         self._lines = group.membership.lines
         self._changed = changed

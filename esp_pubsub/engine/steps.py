@@ -65,13 +65,19 @@ class Steps:
         self.now: int | None = None
         self.timers = Timers()
         self.inputs = inputs
-        self._calls = calls
+        self.calls = calls
+        self.chain = 0
+        """Of everything stepped on, and of everything that the steps did."""
+        self.marks: dict[int, int] = {}
+        """The chain at the last steps that are compared."""
         self._limits = limits
         self._outputs = list(outputs.values())
         self._out = Out({window: writer for window, (writer, _) in outputs.items()}, step_blocks, step_bytes)
-        self._chain = 0
-        self._marks: dict[int, int] = {}
         self._heard: dict[int, int] = {}
+
+    def go_on(self, calls: Calls, taken: int, chain: int, marks: dict[int, int]) -> None:
+        """Stand after so many steps, with the step chain there: a snapshot was restored."""
+        self.calls, self.taken, self.chain, self.marks = calls, taken, chain, marks
 
     def receive(self, input: int, messages: Sequence[tuple[object, bytes]]) -> list[Outcome]:
         """What follows from messages of an input: the frames to step on, and what is to be told, in order."""
@@ -89,7 +95,7 @@ class Steps:
         out = self._out
         out.begin(self.now)
         try:
-            self._calls.step(window, block, out)
+            self.calls.step(window, block, out)
         except Exception as error:
             out.end()
             raise StepFailed(
@@ -104,8 +110,8 @@ class Steps:
         out = self._out
         out.begin(self.now)
         try:
-            if self._calls.timer is not None:
-                self._calls.timer(key, out)
+            if self.calls.timer is not None:
+                self.calls.timer(key, out)
         except Exception as error:
             out.end()
             raise StepFailed(
@@ -117,7 +123,7 @@ class Steps:
     def _done(self, on: bytes) -> Sequence[int]:
         """The step has returned: its blocks get their ids, and its timers are set."""
         emitted, timers = self._out.end()
-        chain = crc32(on, self._chain)
+        chain = crc32(on, self.chain)
         places = []
         for at, encoded, transactional in emitted:
             writer, line = self._outputs[at]
@@ -128,15 +134,15 @@ class Steps:
         for key, when in timers.items():
             self.timers.set(key, when)
             chain = crc32(f"{key}={when}".encode("utf-8", "surrogatepass"), chain)
-        self._chain = chain
+        self.chain = chain
         self.taken += 1
         if self.taken % COMPARED_EVERY == 0:
             self._mark()
         return places
 
     def _mark(self) -> None:
-        self._marks[self.taken] = self._chain
-        self._marks.pop(self.taken - COMPARED_EVERY * _COMPARED_KEPT, None)
+        self.marks[self.taken] = self.chain
+        self.marks.pop(self.taken - COMPARED_EVERY * _COMPARED_KEPT, None)
         if (theirs := self._heard.pop(self.taken, None)) is not None:
             self.compare(Mark(self.taken, theirs))
 
@@ -144,7 +150,7 @@ class Steps:
     def mark(self) -> Mark:
         """The last step that is compared, and the step chain there; that of a member that has not got to one is 0."""
         step = self.taken - self.taken % COMPARED_EVERY
-        return Mark(step, self._marks.get(step, 0))
+        return Mark(step, self.marks.get(step, 0))
 
     def compare(self, theirs: Mark) -> None:
         """Another member says its mark: StepsDiffer if ours is another one, now or once we get there."""
@@ -154,7 +160,7 @@ class Steps:
             if len(self._heard) > _COMPARED_KEPT:
                 del self._heard[min(self._heard)]
             return
-        ours = self._marks.get(step)
+        ours = self.marks.get(step)
         if ours is not None and ours != chain:
             raise StepsDiffer(
                 f"up to step {step} this member of the engine did something else than the others (its step chain is "

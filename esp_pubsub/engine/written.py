@@ -25,6 +25,7 @@ from ..wire.frame import frames
 from .clock import Clock
 from .inputs import LogInput, LogReader, Offer, QueueInput
 from .order import Entry, Order, Proposal, Taken
+from .snapshots import Standing
 from .stepping import Stepping
 
 _log = logging.getLogger("esp_pubsub.engine")
@@ -65,6 +66,7 @@ class WrittenOrder:
         self._heard_others = heard_others
         self._notify = notify
         self._carried_out = order.last
+        self._place = order.last, order.chain, reader.place.position - 1
         self._read_to = reader.place.position
         self._pipe: Pipe | None = None
         self._written = 0
@@ -74,6 +76,14 @@ class WrittenOrder:
     def positions(self) -> tuple[int, ...]:
         """Up to where entries took each input; 0 for a queue."""
         return tuple(each.taken if isinstance(each, LogInput) else 0 for each in self._inputs)
+
+    @property
+    def standing(self) -> Standing:
+        """Where the member is; to be asked while nothing is stepped on."""
+        inputs = tuple(
+            (each.taken, each.incarnation) if isinstance(each, LogInput) else (None, None) for each in self._inputs
+        )
+        return Standing(*self._place, self._reader.place.incarnation, inputs)
 
     def now(self) -> int:
         """What time it is for the engine."""
@@ -96,7 +106,9 @@ class WrittenOrder:
             while True:
                 for message in await self._reader.read():
                     if (entry := order.read(message.data)) is not None:
-                        await self._carry_out(entry)
+                        async with self._stepping.whole:
+                            await self._carry_out(entry)
+                            self._place = order.last, order.chain, message.position
                     self._carried_out = order.last
                 self._read_to = self._reader.place.position
                 self._changed.tell()

@@ -63,7 +63,7 @@ class Position(NamedTuple):
 
 
 class Line:
-    """What a member knows of one line. `agreed`: the highest id at which its chain was seen to equal the bus's."""
+    """What a member knows of one line. `agreed`: the highest id at which the bus is known to have our very block."""
 
     def __init__(self, source: int, run: int, outbox: Outbox, *, suffix_only: bool, buffer: int) -> None:
         """`buffer`: how many ids back chains are kept, of its own blocks and of those on the bus."""
@@ -121,6 +121,13 @@ class Line:
         """What beats say of it."""
         return Position(self.outbox.last, self.m, self.chain_at(self.m))
 
+    def begin_after(self, last: int, chain: int) -> None:
+        """Go on after this block of ours, which the bus is known to hold."""
+        self.outbox.begin_after(last, chain)
+        self.agreed = self._known_to = last
+        if last:
+            self._passed.add(last, chain)
+
     def lead(self, *, leads: bool) -> None:
         """This member begins or ends to send."""
         self._delivered = self.delivered
@@ -146,6 +153,7 @@ class Line:
             self._sent[-1] = (after, id)
         elif m < id:
             self._sent.append((m, id))
+        self.agreed = max(self.agreed, id)
         self._delivered = max(self._delivered, id)
         self._advance(id)
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ Row = tuple[Any, ...]
 
 
 @esp.model(inputs={"Trades": TRADE}, outputs={"Large": TRADE, "Totals": TOTAL}, version="1")
+@dataclass
 class Totals:
     """The sum of each symbol so far, and the trades of 500 and more."""
 
-    def __init__(self) -> None:
-        self.totals: dict[str, int] = {}
+    totals: dict[str, int] = field(default_factory=dict)
 
     def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
         changed: dict[str, int] = {}
@@ -56,10 +57,12 @@ def outputs(blocks: int) -> dict[str, list[list[Row]]]:
 
 
 @contextlib.asynccontextmanager
-async def engine(directory: Path, model: Any = None, *, url: str = URL, **options: Any) -> AsyncIterator[esp.Engine]:
+async def engine(
+    directory: Path, model: Any = None, *, url: str = URL, snapshots: Path | None = None, **options: Any
+) -> AsyncIterator[esp.Engine]:
     """A member with a client of its own; how it closes is up to the test that cares."""
     async with esp.init(dir=directory, on_notice=lambda notice: None) as client:
-        opened = await client.engine(model or Totals(), url, options=esp.EngineOptions(**options))
+        opened = await client.engine(model or Totals(), url, snapshots=snapshots, options=esp.EngineOptions(**options))
         try:
             yield opened
         finally:

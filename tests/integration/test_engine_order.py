@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ PAUSE = 20_000  # microseconds from an event to its timer
 
 
 @esp.model(inputs={"Left": TICK, "Right": TICK}, outputs={"Merged": TICK, "Fired": TICK}, timers=True)
+@dataclass
 class Merge:
     """Both inputs in one window, in the order in which they came, and an event for each timer."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    count: int = 0
 
     def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
         rows = []

@@ -1,0 +1,314 @@
+"""The snapshots of an engine in a directory: taken, proven, kept few, and found again.
+
+A snapshot is taken between two entries (in derived order: between two reads). It counts when
+
+    1. in every line the bus was seen to have its last block, or a later one, with the same chain, and
+    2. the copy was proven: a later block, built from the copy that the snapshot was compared with, agreed with the bus,
+       or `every` seconds went by without output.
+
+Then it is marked, by a second rename. A standby may be ahead of the bus, a diverged one may be anywhere, and a model's
+own `restore` may forget something: restored from such a state after all members died, nobody would have the blocks in
+between, or a wrong state would become the truth. So only marked files are restored, and only marked files push out
+older ones. A member that is found to differ withdraws what it marked.
+
+    <engine>-<place>-<member>.new         taken, and perhaps never to count
+    <engine>-<place>-<member>.snapshot    counts
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from .._news import News
+from ..errors import EspError, StateRefused
+from ..failover.line import Line
+from ..notices import Failure, Notice
+from .model import Model, calls_of
+from .snapshot import InputState, LineState, NotASnapshot, Snapshot, Writer, accept_state, read
+from .state import Part, State
+from .steps import Steps
+
+_log = logging.getLogger("esp_pubsub.engine")
+_KEPT = 3
+_LOOK_EVERY = 0.1
+_BUFFER = 1 << 20
+T = TypeVar("T")
+
+
+class Standing(NamedTuple):
+    """Where a member is in the order; see `Snapshot`."""
+
+    place: int
+    chain: int
+    position: int
+    incarnation: int | None
+    inputs: tuple[tuple[int | None, int | None], ...]
+    """Of each input, the position and the incarnation up to which it was taken."""
+
+
+class Named(NamedTuple):
+    """What names an engine's snapshots: the source of its order, the chain of its beginning, the model's version."""
+
+    order: int
+    beginning: int
+    version: str
+
+    def file(self, place: int, member: int) -> str:
+        """The stem of a file."""
+        return f"{self.order:016x}-{place:020d}-{member:016x}"
+
+    def of(self, member: int) -> str:
+        """What matches all files of a member."""
+        return f"{self.order:016x}-*-{member:016x}.*"
+
+    def files(self, directory: Path, kind: str) -> list[Path]:
+        """All files of this engine, the newest place first."""
+        return sorted(directory.glob(f"{self.order:016x}-*.{kind}"), reverse=True)
+
+
+class Pending(NamedTuple):
+    """A snapshot that does not count yet."""
+
+    file: Path
+    lines: tuple[int, ...]
+    step: int
+    taken_at: float
+
+
+class Snapshots:
+    """One member's snapshots."""
+
+    def __init__(
+        self,
+        directory: Path,
+        named: Named,
+        model: Model,
+        at_work: Any,
+        state: State,
+        steps: Steps,
+        lines: Sequence[tuple[str, Line]],
+        every: float,
+        notify: Callable[[Notice], None],
+    ) -> None:
+        """`at_work`: the function or instance that steps. `lines`: each with its topic."""
+        self.last: float | None = None
+        """When one of this member's counted last, in seconds since the epoch."""
+        self._directory = directory
+        self._named = named
+        self._model = model
+        self._at_work = at_work
+        self._state = state
+        self._steps = steps
+        self._topics, self._lines = zip(*lines, strict=True)
+        self._every = every
+        self._notify = notify
+        self._member = secrets.randbits(63)
+        self._pending: Pending | None = None
+        self._under_way: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._next_at = self._loop.time() + every
+        self._taken_at_step = self._counted_step = steps.taken or -1
+        self._error: EspError | None = None  # why the last one was not taken
+        self._failures = 0
+        self._news = News()
+        self._asked: list[int] = []  # steps up to which somebody waits for one that counts
+
+    async def run(self, between: asyncio.Lock, standing: Callable[[], Standing], leads: Callable[[], bool]) -> None:
+        """Take one every so often, and mark it once it counts, until cancelled.
+
+        `between` is free between entries. `leads`: whether this member leads, and so leaves snapshots to the others.
+        """
+        while True:
+            await asyncio.sleep(min(_LOOK_EVERY, self._every / 2))
+            if self._pending is not None:
+                if self._counts(self._pending):
+                    await self._mark(self._pending)
+            elif self._is_asked or (
+                self._loop.time() >= self._next_at and self._steps.taken > max(0, self._taken_at_step)
+            ):
+                await self._take_if_wanted(between, standing, leads)
+
+    async def persist(self) -> None:
+        """Take one now, and wait until it counts; a failure to take one is raised."""
+        step, failed = self._steps.taken, self._failures
+        self._asked.append(step)
+        try:
+            while self._counted_step < step:
+                await self._news.wait()
+                if self._failures > failed and self._error is not None:
+                    raise self._error
+        finally:
+            self._asked.remove(step)
+
+    @property
+    def _is_asked(self) -> bool:
+        return bool(self._asked) and self._taken_at_step < max(self._asked)
+
+    async def _take_if_wanted(
+        self, between: asyncio.Lock, standing: Callable[[], Standing], leads: Callable[[], bool]
+    ) -> None:
+        self._next_at = self._loop.time() + self._every
+        if not self._is_asked and leads() and await asyncio.to_thread(self._age) < 2 * self._every:
+            return
+        try:
+            async with between:
+                self._pending = await self._take(standing())
+            self._error = None
+        except (OSError, StateRefused) as error:
+            first = self._error is None
+            self._error = error if isinstance(error, StateRefused) else EspError(f"no snapshot was taken: {error}")
+            self._failures += 1
+            self._news.tell()
+            if first:
+                _log.error("no snapshot was taken in %s, the engine goes on without: %s", self._directory, error)
+                self._notify(Failure("pubsubFail_APIFAIL", "pubsubCode_SNAPSHOT", self._error))
+
+    def _age(self) -> float:
+        """Seconds since the newest that counts was marked, by anybody who uses this directory."""
+        newest = self._named.files(self._directory, "snapshot")[:1]
+        with suppress(OSError):
+            return time.time() - newest[0].stat().st_mtime if newest else float("inf")
+        return float("inf")
+
+    async def _take(self, standing: Standing) -> Pending:
+        """Write one; the model goes on as the copy that it was compared with."""
+        file = self._directory / f"{self._named.file(standing.place, self._member)}.new"
+        temporary = file.with_suffix(".tmp")
+        try:
+            copy = await self._write(temporary, standing)
+            await self._in_thread(_finish, temporary, file)
+        except Exception:
+            await asyncio.to_thread(temporary.unlink, missing_ok=True)
+            raise
+        self._at_work = copy
+        self._steps.calls = calls_of(copy, self._model)
+        self._taken_at_step = self._steps.taken
+        return Pending(file, tuple(line.outbox.last for line in self._lines), self._steps.taken, self._loop.time())
+
+    async def _write(self, file: Path, standing: Standing) -> Any:
+        """Write all of it, a buffer at a time, while the loop has its turns; returns the copy."""
+        writer = Writer()
+        pieces, size = [writer.head(self._snapshot(standing))], 0
+        copying = self._state.copy(self._at_work)
+        while True:
+            try:
+                part = next(copying)
+            except StopIteration as done:
+                await self._in_thread(_append, file, [*pieces, writer.end()])
+                return done.value
+            pieces.append(writer.part(part))
+            size += len(part.body)
+            if size < _BUFFER:
+                await asyncio.sleep(0)
+            else:
+                await self._in_thread(_append, file, pieces)
+                pieces, size = [], 0
+
+    def _snapshot(self, standing: Standing) -> Snapshot:
+        steps = self._steps
+        return Snapshot(
+            order=self._named.order, beginning=self._named.beginning, version=self._named.version,
+            place=standing.place, chain=standing.chain, position=standing.position, incarnation=standing.incarnation,
+            inputs=[
+                InputState(each.window, position, incarnation, each.accept.from_start, accept_state(each.accept))
+                for each, (position, incarnation) in zip(steps.inputs, standing.inputs, strict=True)
+            ],
+            lines=[
+                LineState(topic, line.outbox.last, line.outbox.chain)
+                for topic, line in zip(self._topics, self._lines, strict=True)
+            ],
+            steps=steps.taken, step_chain=steps.chain, marks=list(steps.marks.items()), now=steps.now,
+            timers=steps.timers.items(),
+        )  # fmt: skip
+
+    def _counts(self, pending: Pending) -> bool:
+        pairs = list(zip(self._lines, pending.lines, strict=True))
+        if any(min(line.agreed, line.m) < last for line, last in pairs):
+            return False
+        if any(min(line.agreed, line.m) > last for line, last in pairs):
+            return True
+        quiet = all(line.outbox.last == last for line, last in pairs)
+        return quiet and self._loop.time() >= pending.taken_at + self._every
+
+    async def _mark(self, pending: Pending) -> None:
+        self._pending = None
+        try:
+            await self._in_thread(_rename, pending.file, pending.file.with_suffix(".snapshot"))
+            self._counted_step, self.last = pending.step, time.time()
+            await self._in_thread(self._rotate)
+        except OSError as error:
+            _log.error("the snapshot %s cannot be marked: %s", pending.file.name, error)
+        self._news.tell()
+
+    async def _in_thread(self, work: Callable[..., None], *arguments: Any) -> None:
+        """What is begun is ended, though whoever waits for it is cancelled; `withdraw` waits for that."""
+        self._under_way = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+        await asyncio.shield(self._under_way)
+
+    def _rotate(self) -> None:
+        """Keep the newest that count; what is older than those, and never counted, goes with the others."""
+        marked = self._named.files(self._directory, "snapshot")
+        for old in marked[_KEPT:]:
+            old.unlink(missing_ok=True)
+        since = min(kept.stat().st_mtime for kept in marked[:_KEPT])
+        for kind in ("new", "tmp"):
+            for left in self._named.files(self._directory, kind):
+                if left.stat().st_mtime < since:
+                    left.unlink(missing_ok=True)
+
+    async def withdraw(self) -> None:
+        """This member differs from the others: nothing that it took may be restored. To be called after `run`."""
+        if self._under_way is not None:
+            await asyncio.wait([self._under_way])
+        with suppress(OSError):
+            await asyncio.to_thread(self._remove_ours)
+
+    def _remove_ours(self) -> None:
+        for file in self._directory.glob(self._named.of(self._member)):
+            file.unlink(missing_ok=True)
+
+
+async def newest(directory: Path, named: Named, use: Callable[[Snapshot, list[Part]], Awaitable[T]]) -> T | None:
+    """What `use` makes of the newest snapshot that counts. It raises NotASnapshot for one that cannot be used."""
+    for file in await asyncio.to_thread(named.files, directory, "snapshot"):
+        try:
+            snapshot, parts = read(await asyncio.to_thread(file.read_bytes))
+            if (snapshot.order, snapshot.beginning) != (named.order, named.beginning):
+                raise NotASnapshot("it is of an engine that began otherwise")
+            if snapshot.version != named.version:
+                raise NotASnapshot(f"it is of version {snapshot.version!r} of the model, this is {named.version!r}")
+            return await use(snapshot, parts)
+        except (NotASnapshot, OSError) as error:
+            _log.warning("the snapshot %s is passed over: %s", file.name, error)
+    return None
+
+
+def _append(file: Path, pieces: Sequence[bytes]) -> None:
+    """In one go, so that nothing is left open where nobody waits for this any more."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as handle:
+        handle.writelines(pieces)
+
+
+def _finish(file: Path, to: Path) -> None:
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())
+    _rename(file, to)
+
+
+def _rename(file: Path, to: Path) -> None:
+    """In one step, and durably."""
+    file.replace(to)
+    directory = os.open(to.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,223 @@
+"""Engines that are restarted from snapshots, on the embedded bus."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import esp_pubsub as esp
+from tests.integration.engines import MODEL, URL, Outputs, Totals, engine, feed, feeding, leads, until
+from tests.integration.test_engine_order import Merge, check
+from tests.integration.test_engine_order import feed as feed_both
+from tests.integration.test_engine_order import feeding as feeding_both
+
+OFTEN = {"snapshot_every": 0.05}
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    return tmp_path / "snapshots"
+
+
+def files(directory: Path, kind: str = "snapshot") -> list[Path]:
+    return sorted(directory.glob(f"*.{kind}"))
+
+
+async def counted(directory: Path, more_than: int = 0) -> None:
+    """Wait until one counts."""
+    await until(lambda: len(files(directory)) > more_than)
+
+
+async def purge_order(directory: Path, topic: str) -> None:
+    async with esp.init(dir=directory) as client:
+        await client.catalog().purge(topic)
+
+
+async def test_members_that_all_died_go_on_from_a_snapshot(bus_directory: Path, kept: Path) -> None:
+    async with feeding(bus_directory) as source:
+        for last in (100, 200, 300):
+            async with engine(bus_directory, snapshots=kept, **OFTEN) as a:
+                if last > 100:
+                    assert a.stats.steps > 0  # it did not begin at the beginning
+                async with engine(bus_directory, snapshots=kept, **OFTEN) as b:
+                    await feed(source, range(last - 99, last + 1), pause=0.001)
+                    await until(lambda a=a, b=b, last=last: a.stats.steps == b.stats.steps == last)
+                    await asyncio.wait([asyncio.ensure_future(counted(kept))])
+                    for each in (a, b):
+                        each._task.cancel()  # type: ignore[union-attr]  # as if it were killed
+        async with engine(bus_directory, snapshots=kept, **OFTEN) as last_one:
+            await leads(last_one)
+            await Outputs(bus_directory).to(300)
+
+
+async def test_a_member_goes_on_from_the_snapshot_that_was_asked_for(bus_directory: Path, kept: Path) -> None:
+    async with feeding(bus_directory) as source, engine(bus_directory, snapshots=kept, **OFTEN) as only:
+        await leads(only)
+        await feed(source, range(1, 51), pause=0.001)
+        await until(lambda: only.stats.steps == 50)
+        await only.persist()
+        assert only.stats.last_snapshot is not None
+    async with feeding(bus_directory) as source, engine(bus_directory, snapshots=kept, **OFTEN) as again:
+        assert again.stats.steps == 50
+        await leads(again)
+        await Outputs(bus_directory).to(50)
+
+
+async def test_a_written_order_its_timers_and_its_time_are_taken_up(bus_directory: Path, kept: Path) -> None:
+    async with feeding_both(bus_directory) as sources:
+        for last in (30, 60, 90):
+            async with engine(bus_directory, Merge(), snapshots=kept, **OFTEN) as only:
+                if last > 30:
+                    assert only.stats.steps > 0
+                await feed_both(sources, range(last - 29, last + 1), pause=0.001)
+                await until(lambda only=only, last=last: only.stats.steps >= 3 * last)
+                await asyncio.wait([asyncio.ensure_future(counted(kept))])
+                only._task.cancel()  # type: ignore[union-attr]
+        async with engine(bus_directory, Merge(), snapshots=kept):
+            await check(bus_directory, 90)
+
+
+async def test_few_are_kept_and_what_never_counted_goes(bus_directory: Path, kept: Path) -> None:
+    kept.mkdir()
+    async with feeding(bus_directory) as source, engine(bus_directory, snapshots=kept, **OFTEN) as a:
+        await leads(a)
+        async with engine(bus_directory, snapshots=kept, **OFTEN) as b:
+            for begin in range(1, 400, 20):
+                await feed(source, range(begin, begin + 20), pause=0.002)
+            await until(lambda: b.stats.last_snapshot is not None)
+            for kind, most in (("snapshot", 3), ("new", 2), ("tmp", 0)):
+                await until(lambda kind=kind, most=most: len(files(kept, kind)) <= most)
+            assert files(kept)
+
+
+async def test_a_torn_snapshot_is_passed_over_for_an_older_one(
+    bus_directory: Path, kept: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with feeding(bus_directory) as source, engine(bus_directory, snapshots=kept, **OFTEN) as only:
+        await leads(only)
+        for begin in (1, 51):
+            await feed(source, range(begin, begin + 50))
+            await until(lambda begin=begin: only.stats.steps == begin + 49)
+            await only.persist()
+    newest = files(kept)[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    Path(kept, newest.name.replace("-0", "-9", 1)).write_bytes(b"foreign")
+    async with engine(bus_directory, snapshots=kept) as again:
+        assert 0 < again.stats.steps <= 100
+        await until(lambda: again.stats.steps == 100)
+    assert caplog.text.count("is passed over") >= 2
+
+
+async def test_a_snapshot_of_another_version_of_the_model_is_passed_over(bus_directory: Path, kept: Path) -> None:
+    async with feeding(bus_directory) as source, engine(bus_directory, snapshots=kept, **OFTEN) as only:
+        await leads(only)
+        await feed(source, range(1, 51))
+        await until(lambda: only.stats.steps == 50)
+        await only.persist()
+    newer = esp.model(**MODEL, version="2")(type("Newer", (Totals,), {}))
+    async with engine(bus_directory, newer(), snapshots=kept, run=1) as again:
+        assert again.stats.steps < 50
+        await until(lambda: again.stats.steps == 50)
+
+
+@esp.model(**MODEL, version="1")
+class Forgets(Totals.__mro__[0]):  # type: ignore[misc]
+    """Its own restore forgets what it has summed up."""
+
+    def snapshot(self) -> bytes:
+        return b"nothing"
+
+    def restore(self, data: bytes) -> None:
+        self.totals = {}
+
+
+async def test_a_snapshot_whose_restore_forgets_something_never_counts(bus_directory: Path, kept: Path) -> None:
+    async with feeding(bus_directory) as source, engine(bus_directory) as a:
+        await leads(a)
+        async with (
+            engine(bus_directory, Forgets(), snapshots=kept, **OFTEN) as b,
+            asyncio.timeout(30),
+            asyncio.TaskGroup() as tasks,
+        ):
+            feeding_on = tasks.create_task(feed(source, range(1, 100_000), pause=0.002))
+            with pytest.raises(esp.InputDiffers):
+                await b.wait()
+            feeding_on.cancel()
+        assert files(kept) == files(kept, "new") == []
+
+
+async def test_a_standby_that_differs_withdraws_what_it_took(bus_directory: Path, kept: Path) -> None:
+    class Wanders(Totals):
+        def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
+            super().step(window, block, out)
+            if block.id == 150:
+                self.totals["IBM"] += 1
+
+    async with feeding(bus_directory) as source, engine(bus_directory) as a:
+        await leads(a)
+        async with engine(bus_directory, Wanders(), snapshots=kept, **OFTEN) as b:
+            await feed(source, range(1, 101), pause=0.002)
+            await counted(kept)
+            await feed(source, range(101, 201), pause=0.002)
+            with pytest.raises(esp.InputDiffers):
+                async with asyncio.timeout(30):
+                    await b.wait()
+        assert files(kept) == files(kept, "new") == []
+
+
+@dataclass
+class Sets(Totals):
+    """Has state that no snapshot keeps as it is."""
+
+    seen: set[int] = field(default_factory=set)
+
+    def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
+        self.seen.add(block.id)
+        super().step(window, block, out)
+
+
+async def test_a_state_that_would_come_back_different_is_told_and_the_engine_goes_on(
+    bus_directory: Path, kept: Path
+) -> None:
+    notices: list[Any] = []
+    async with feeding(bus_directory) as source, esp.init(dir=bus_directory, on_notice=notices.append) as client:
+        model = esp.model(**MODEL, version="1")(Sets)()
+        async with client.engine(model, URL, snapshots=kept, options=esp.EngineOptions(**OFTEN)) as only:  # type: ignore[arg-type]
+            await leads(only)
+            await feed(source, range(1, 11))
+            with pytest.raises(esp.StateRefused, match="seen") as caught:
+                async with asyncio.timeout(30):
+                    await only.persist()
+            assert caught.value.path == "seen"
+            await Outputs(bus_directory).to(10)
+    told = [notice for notice in notices if type(notice).__name__ == "Failure"]
+    assert [type(notice.error) for notice in told] == [esp.StateRefused]
+    assert files(kept) == files(kept, "new") == files(kept, "tmp") == []
+
+
+async def test_a_directory_that_cannot_be_written_stops_snapshots_and_no_step(bus_directory: Path, kept: Path) -> None:
+    kept.write_text("a file is in the way")
+    async with feeding(bus_directory) as source, engine(bus_directory, snapshots=kept, **OFTEN) as only:
+        await leads(only)
+        await feed(source, range(1, 11))
+        with pytest.raises(esp.EspError, match="no snapshot was taken"):
+            async with asyncio.timeout(30):
+                await only.persist()
+        await Outputs(bus_directory).to(10)
+
+
+async def test_an_engine_without_snapshots_says_so(bus_directory: Path) -> None:
+    class Plain:
+        def step(self, window: str, block: esp.Block, out: esp.Out) -> None: ...
+
+    async with engine(bus_directory) as only:
+        with pytest.raises(esp.WrongOrder, match="snapshots="):
+            await only.persist()
+    with pytest.raises(esp.ConfigError, match="make it a dataclass"):
+        async with engine(bus_directory, esp.model(**MODEL)(Plain)(), snapshots=Path(os.devnull)):
+            pass

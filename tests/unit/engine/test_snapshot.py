@@ -1,0 +1,108 @@
+"""A snapshot as a file: what is written is read, and nothing else is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esp_pubsub.engine.snapshot import (
+    MAGIC,
+    InputState,
+    LineState,
+    NotASnapshot,
+    Snapshot,
+    Writer,
+    accept_state,
+    read,
+    sources_of,
+)
+from esp_pubsub.engine.state import Part
+from esp_pubsub.failover.accept import Accept
+from esp_pubsub.wire.frame import Frame
+from tests.unit.failover.accept_reader import SUFFIX, b, beat, block
+
+PARTS = [Part("totals", b"\x90"), Part("", b""), Part("queue", b"x" * 1_000)]
+
+
+def snapshot(accept: Accept | None = None) -> Snapshot:
+    sources = [] if accept is None else accept_state(accept)
+    from_start = accept is None or accept.from_start
+    return Snapshot(
+        order=7, beginning=8, version="1", place=9, chain=10, position=11, incarnation=None,
+        inputs=[InputState("Trades", 5, None, from_start, sources)], lines=[LineState("t", 3, 4)], steps=100,
+        step_chain=12, marks=[(0, 1)], now=13, timers=[("a", 14)],
+    )  # fmt: skip
+
+
+def file(parts: list[Part]) -> bytes:
+    writer = Writer()
+    return b"".join([writer.head(snapshot()), *[writer.part(part) for part in parts], writer.end()])
+
+
+def test_what_was_written_is_read() -> None:
+    assert read(file(PARTS)) == (snapshot(), PARTS)
+    assert read(file([])) == (snapshot(), [])
+
+
+def test_a_file_that_is_torn_at_any_byte_is_none() -> None:
+    whole = file(PARTS)
+    for end in range(len(whole)):
+        with pytest.raises(NotASnapshot):
+            read(whole[:end])
+
+
+def test_a_file_in_which_one_bit_is_another_is_none() -> None:
+    whole = bytearray(file(PARTS))
+    for at in random.Random(7).sample(range(len(whole)), 200):
+        whole[at] ^= 1
+        with pytest.raises(NotASnapshot):
+            read(bytes(whole))
+        whole[at] ^= 1
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(data: bytes) -> None:
+    for each in (data, MAGIC + data):
+        with pytest.raises(NotASnapshot):
+            read(each)
+
+
+def frames_of(dice: random.Random) -> list[Frame]:
+    """What two senders of one source, another source and a diverged one may leave, in any order."""
+    found = []
+    for position in range(60):
+        id, settled = dice.randint(1, 12), dice.randint(0, 12)
+        kind = dice.randrange(8)
+        if kind == 0:
+            frame = beat(settled)
+        elif kind == 1:
+            frame = b(id, settled)
+        elif kind == 2:
+            frame = block(id, settled, source=9)
+        elif kind == 3 and position > 30:
+            frame = block(id, settled, run=1)
+        else:
+            frame = block(id, settled)
+        found.append(frame._replace(position=position))
+    return found
+
+
+@SUFFIX
+@given(st.integers(0, 1 << 32))
+def test_an_accept_rule_that_was_restored_decides_as_the_one_that_was_not(suffix_only: bool, seed: int) -> None:
+    dice = random.Random(seed)
+    history = frames_of(dice)
+    ours = Accept(suffix_only=suffix_only, from_start=True, max_sources=2)
+    cut = dice.randrange(len(history))
+    for frame in history[:cut]:
+        ours.receive(frame)
+    writer = Writer()
+    found, _ = read(writer.head(snapshot(ours)) + writer.end())
+    theirs = Accept(suffix_only=suffix_only, from_start=True, max_sources=2)
+    theirs.from_start, theirs.sources = found.inputs[0].from_start, sources_of(found.inputs[0])
+    for frame in history[cut:]:
+        assert theirs.receive(frame) == ours.receive(frame)
+    assert accept_state(theirs) == accept_state(ours)
