@@ -25,6 +25,11 @@ class DerivedOrder:
         """Where the member is; to be asked while nothing is stepped on."""
         return Standing(self._taken.position, 0, 0, None, ((self._taken.position, self._taken.incarnation),))
 
+    @property
+    def hindered_since(self) -> float | None:
+        """Since when the input cannot be read."""
+        return self._reader.lost_since
+
     def now(self) -> int:
         """It has no time."""
         return 0

@@ -58,6 +58,10 @@ class Ordered(Protocol):
     def standing(self) -> Standing:
         """Where the member is; to be asked while nothing is stepped on."""
 
+    @property
+    def hindered_since(self) -> float | None:
+        """Since when this member cannot take what others may be able to take; None while it can."""
+
     def now(self) -> int:
         """The engine's time; 0 where it has none."""
 
@@ -112,7 +116,8 @@ class Engine:
         self._group.membership.pulse = self._pulse
         self._group.listen(self._hear)
         stepping = Stepping(plan.steps, self._group, self._changed, notify)
-        self._order = plan.order(stepping, self._group, self._changed)
+        self._order = order = plan.order(stepping, self._group, self._changed)
+        self._group.membership.hindered_since = lambda: order.hindered_since
         self._stepping = stepping
         self._snapshots = plan.snapshots
         self._task: asyncio.Task[None] | None = None

@@ -26,6 +26,11 @@ _AHEAD_BLOCKS, _AHEAD_BYTES = 10_000, 64 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
 
 
+def earliest(*since: float | None) -> float | None:
+    """The first of these times; None if there is none."""
+    return min((each for each in since if each is not None), default=None)
+
+
 class LogReader:
     """A log, from a place on, for ever. What it cannot read any more raises InputLost."""
 
@@ -33,8 +38,9 @@ class LogReader:
         self.topic = topic
         self.place = place
         """After what was read."""
+        self.lost_since: float | None = None
+        """Since when the bus cannot be read, by the loop's clock; None while it can."""
         self._notify = notify
-        self._connected = True
         self._follower = Follower(
             bus, topic, self._where, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), opened=self._opened, trouble=self._lost
         )
@@ -57,13 +63,13 @@ class LogReader:
         return self.place
 
     def _opened(self) -> None:
-        if not self._connected:
-            self._connected = True
+        if self.lost_since is not None:
+            self.lost_since = None
             self._notify(Reconnected(self.topic, f"reading goes on from {self.place.position}"))
 
     def _lost(self, error: BusUnavailable) -> None:
-        if self._connected:
-            self._connected = False
+        if self.lost_since is None:
+            self.lost_since = asyncio.get_running_loop().time()
             self._notify(Failure("pubsubFail_SERVERDISCONNECT", "pubsubCode_READFAILED", error))
 
     def _gone(self, broken: Break) -> InputLost:
@@ -99,6 +105,11 @@ class LogInput:
     def incarnation(self) -> int | None:
         """Of the topic that is read."""
         return self._reader.place.incarnation
+
+    @property
+    def lost_since(self) -> float | None:
+        """See `LogReader.lost_since`."""
+        return self._reader.lost_since
 
     async def run(self) -> None:
         """Read until cancelled. Raises InputLost."""
@@ -145,6 +156,8 @@ class QueueInput:
 
     def __init__(self, bus: Bus, topic: str, group: str, changed: News, notify: Callable[[Notice], None]) -> None:
         self.topic = topic
+        self.lost_since: float | None = None
+        """See `LogReader.lost_since`; None also while it is not read."""
         self._bus = bus
         self._group = group
         self._changed = changed
@@ -157,18 +170,24 @@ class QueueInput:
 
     async def run(self) -> None:
         """Read and confirm until cancelled. Trouble is waited out: what was not confirmed comes again."""
-        backoff, connected = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), True
-        while True:
-            try:
-                await self._read_and_confirm(backoff)
-            except BusUnavailable as error:
-                if connected:
-                    self._notify(Failure("pubsubFail_SERVERDISCONNECT", "pubsubCode_READFAILED", error))
-                connected = False
-            await asyncio.sleep(backoff.next())
+        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        try:
+            while True:
+                try:
+                    await self._read_and_confirm(backoff)
+                except BusUnavailable as error:
+                    if self.lost_since is None:
+                        self.lost_since = asyncio.get_running_loop().time()
+                        self._notify(Failure("pubsubFail_SERVERDISCONNECT", "pubsubCode_READFAILED", error))
+                await asyncio.sleep(backoff.next())
+        finally:
+            self.lost_since = None
 
     async def _read_and_confirm(self, backoff: Backoff) -> None:
         self._feed = feed = await self._bus.feed(self.topic, "earliest", self._group)
+        if self.lost_since is not None:
+            self.lost_since = None
+            self._notify(Reconnected(self.topic, "reading goes on with what was not confirmed"))
         try:
             await run_all(self._read(feed, backoff), self._confirm(feed))
         finally:

@@ -23,7 +23,7 @@ from ..errors import BusUnavailable
 from ..notices import Failure, Notice
 from ..wire.frame import frames
 from .clock import Clock
-from .inputs import LogInput, LogReader, Offer, QueueInput
+from .inputs import LogInput, LogReader, Offer, QueueInput, earliest
 from .order import Entry, Order, Proposal, Taken
 from .snapshots import Standing
 from .stepping import Stepping
@@ -68,6 +68,7 @@ class WrittenOrder:
         self._carried_out = order.last
         self._place = order.last, order.chain, reader.place.position - 1
         self._read_to = reader.place.position
+        self._unread_since: float | None = None
         self._pipe: Pipe | None = None
         self._written = 0
         self._largest = bus.capabilities.max_message_bytes
@@ -84,6 +85,12 @@ class WrittenOrder:
             (each.taken, each.incarnation) if isinstance(each, LogInput) else (None, None) for each in self._inputs
         )
         return Standing(*self._place, self._reader.place.incarnation, inputs)
+
+    @property
+    def hindered_since(self) -> float | None:
+        """Since when some input, or the order, cannot be read, or no entry was read back that this member wrote."""
+        lost = [each.lost_since for each in self._inputs]
+        return earliest(*lost, self._reader.lost_since, self._unread_since)
 
     def now(self) -> int:
         """What time it is for the engine."""
@@ -132,6 +139,7 @@ class WrittenOrder:
     async def _write(self) -> None:
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while True:
+            self._unread_since = self._unread_since if self._leads() else None
             while not self._leads():
                 await self._wait(_LEADS_EVERY)
             try:
@@ -164,7 +172,9 @@ class WrittenOrder:
                 continue
             entry, offers = found
             proposal = self._order.propose(entry, self._largest)
+            self._unread_since = self._unread_since or asyncio.get_running_loop().time()
             await self._put(proposal)
+            self._unread_since = None
             if self._order.counts(proposal):
                 for queue, offer in offers:
                     queue.counts(offer)

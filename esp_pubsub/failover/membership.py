@@ -34,8 +34,9 @@ from .words import Beat, Identity, Pulse, Setup, differences
 Role = Literal["standby", "candidate", "active", "left"]
 State = Literal["standby", "candidate", "elected", "active", "left"]
 Event = Literal[
-    "eligible", "ineligible", "elected", "won", "lost", "suspended", "stalled", "synced", "handed over", "leave"
-]
+    "eligible", "ineligible", "elected", "won", "lost", "suspended", "stalled", "hindered", "synced", "handed over",
+    "leave"
+]  # fmt: skip
 Activity = Literal["follow", "campaign", "catch up", "watch", "send", "say position"]
 
 TABLE: dict[tuple[State, Event], State] = {
@@ -50,6 +51,7 @@ TABLE: dict[tuple[State, Event], State] = {
     ("active", "lost"): "standby",
     ("active", "suspended"): "standby",
     ("active", "stalled"): "standby",
+    ("active", "hindered"): "standby",
     ("active", "ineligible"): "standby",
     ("active", "handed over"): "standby",
     ("standby", "leave"): "left",
@@ -60,6 +62,7 @@ TABLE: dict[tuple[State, Event], State] = {
 RESIGNS: set[tuple[State, Event]] = {
     ("elected", "ineligible"),
     ("active", "stalled"),
+    ("active", "hindered"),
     ("active", "ineligible"),
     ("active", "handed over"),
 }
@@ -73,6 +76,7 @@ ACTIVITIES: dict[State, tuple[Activity, ...]] = {
 
 CATCH_UP = 0.3  # seconds an elected member reads on before it sends: less is sent twice, but readers wait for it
 BEHIND = 0.5  # seconds a member may lack what the bus holds before it leaves the others alone
+LEADS_ON = 60.0  # seconds for which a hindered leader does not let others go first again: they were no better off
 _LOOK_EVERY = 0.05
 HEARD = 2.0  # seconds for which a leader that was heard counts as alive; the slowest one beats every second
 
@@ -114,6 +118,9 @@ class Membership:
         self.patience = patience
         self.pulse: Callable[[], Pulse] | None = None
         """What beats say of an engine; None for a publisher."""
+        self.hindered_since: Callable[[], float | None] = _never
+        """Since when this member cannot read what an engine reads, if it cannot."""
+        self._leads_on_until = -math.inf
         self._following = [False] * len(lines)
         self._hears = False  # the control topic was read to its end, and is being read
         self._speaks = False  # others may have heard that it leads
@@ -262,7 +269,14 @@ class Membership:
             return "synced"
         if self._left_behind(now):  # by late blocks of the one that led before, and its own input does not go on
             return "ineligible"
-        return "stalled" if self._stalls(now) else None
+        if self._stalls(now):
+            return "stalled"
+        return "hindered" if self._is_hindered(now) else None
+
+    def _is_hindered(self, now: float) -> bool:
+        """Others may be better off. If nobody is, this member leads again, and then it leads on."""
+        since = self.hindered_since()
+        return since is not None and now >= max(since + self.patience, self._leads_on_until)
 
     def _stalls(self, now: float) -> bool:
         """Blocks of any line wait, and nothing was acknowledged for too long since they came."""
@@ -312,14 +326,14 @@ class Membership:
             self._progress = [(line.m, now) for line in self.lines]
             self._sync_at = self._given()
             self._behind_since = None
-        elif event == "synced":
-            self._sync_at = None
-        if self.state != "active":
+        if event == "synced" or self.state != "active":
             self._sync_at = None
         if self.state != "elected":  # the election may have beaten already, and goes on to
             self._speaks = self._speaks and self.state == "active"
         if event == "handed over":
             self._hand_over_at = None
+        if event == "hindered":
+            self._leads_on_until = now + LEADS_ON
         if before == self.role:
             return None
         if "active" in (before, self.role):
@@ -377,6 +391,10 @@ class Membership:
         positions = tuple(line.position for line in self.lines)
         pulse = None if self.pulse is None else self.pulse()
         return Beat(self.setup, self.identity, self.run, term, number, positions, resigns, pulse)
+
+
+def _never() -> float | None:
+    return None
 
 
 def diagram() -> str:

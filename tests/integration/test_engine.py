@@ -15,6 +15,7 @@ import pytest
 
 import esp_pubsub as esp
 from esp_pubsub.publisher import source_number
+from esp_pubsub.testing.faults import Faults
 from esp_pubsub.wire.frame import ENTRY, frames, seal
 from tests.integration.engines import (
     MODEL,
@@ -258,6 +259,44 @@ async def test_an_input_that_is_emptied_under_an_engine_ends_it_by_name(bus_dire
             async with asyncio.timeout(30):
                 await only.wait()
         assert (caught.value.topic, caught.value.position) == ("local:5555/p/q/Trades/I", 10)
+
+
+@contextlib.asynccontextmanager
+async def cuttable(directory: Path) -> AsyncIterator[tuple[esp.Engine, Faults]]:
+    """A member whose input can be cut, and nothing else."""
+    quiet = {"on_notice": lambda notice: None}
+    async with esp.init(dir=directory, **quiet) as reads, esp.init(dir=directory, **quiet) as writes:
+        faults = Faults.into(reads)
+        async with reads.engine(Totals(), URL, output=writes, options=esp.EngineOptions(stall=0.3)) as made:
+            yield made, faults
+
+
+async def test_an_active_member_whose_input_is_cut_lets_one_that_can_read_go_on(bus_directory: Path) -> None:
+    async with feeding(bus_directory) as source, cuttable(bus_directory) as (a, cut):
+        await leads(a)
+        async with cuttable(bus_directory) as (b, _):
+            await feed(source, range(1, 21))
+            await until(lambda: a.stats.steps == b.stats.steps == 20)
+            cut.lose_link()
+            await feed(source, range(21, 41))
+            await leads(b)
+            await Outputs(bus_directory).to(40)
+            assert a.stats.last_switch is not None
+            cut.restore()
+            await until(lambda: a.stats.steps == 40)
+
+
+async def test_where_no_member_can_read_one_leads_on_and_goes_on_once_it_can(bus_directory: Path) -> None:
+    async with feeding(bus_directory) as source, cuttable(bus_directory) as (only, cut):
+        await leads(only)
+        await feed(source, range(1, 21))
+        await until(lambda: only.stats.steps == 20)
+        cut.lose_link()
+        await feed(source, range(21, 41))
+        await until(lambda: only.stats.role != "active")
+        await leads(only)
+        cut.restore()
+        await Outputs(bus_directory).to(40)
 
 
 async def test_foreign_bytes_on_the_input_are_told_and_passed(bus_directory: Path) -> None:

@@ -18,6 +18,7 @@ from esp_pubsub.failover.membership import (
     BEHIND,
     CATCH_UP,
     HEARD,
+    LEADS_ON,
     RESIGNS,
     TABLE,
     Event,
@@ -285,6 +286,25 @@ def test_a_line_with_nothing_to_send_does_not_stall_and_its_time_begins_with_a_b
     give(one.lines[0])
     assert one.due(100.1) is None
     assert one.due(100.0 + PATIENCE) == "stalled"
+
+
+def test_an_active_member_that_cannot_read_its_input_lets_others_go_first_and_then_leads_on() -> None:
+    one = active()
+    step(one, "synced")
+    one.hindered_since = lambda: 10.0
+    assert one.due(10.0) is None
+    assert one.due(10.0 + PATIENCE) == "hindered"
+    assert ("active", "hindered") in RESIGNS
+    now = 10.0 + PATIENCE
+    one.step("hindered", now, 0.0)
+    assert one.role == "standby"
+    for event in ("eligible", "elected", "won", "synced"):
+        one.elected(9)
+        one.step(event, now, 0.0)  # nobody was better off
+    assert one.due(now + LEADS_ON - 1) is None
+    assert one.due(now + LEADS_ON) == "hindered"
+    one.hindered_since = lambda: None
+    assert one.due(now + LEADS_ON) is None
 
 
 def test_an_active_member_asks_again_often_enough_to_see_a_stall() -> None:
