@@ -3,18 +3,33 @@
     blocks = run_model(Totals(), [("Trades", [(1, "IBM", 100)]), ("Trades", [(2, "SAS", 50)])])
     assert [block.rows() for block in blocks["Totals"]] == [[("IBM", 100)], [("SAS", 50)]]
 
-`run_model` is the very step an engine takes: rows are checked and encoded, ids are given, and errors are the same.
+    check_model("totals.py:Totals", [("Trades", [(1, "IBM", 100)]), ("Trades", [(2, "SAS", 50)])])
+
+`run_model` takes the very steps that an engine takes: rows are checked and encoded, ids are given, and errors are the
+same. `check_model` takes them in two processes whose sets and dicts of strings hash otherwise, in one of them with a
+snapshot and a restore every few steps, and compares every block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 
+import msgpack
+
 from ..encode import Encoder
-from ..engine.model import declared
+from ..engine.loading import load_model
+from ..engine.model import calls_of, declared
 from ..engine.options import EngineOptions
+from ..engine.state import State
 from ..engine.steps import Reading, Steps
+from ..errors import ConfigError, ModelError, StepsDiffer
 from ..events import PLAIN, Block, Opcode
 from ..failover.accept import Accept
 from ..failover.line import Line
@@ -22,6 +37,7 @@ from ..failover.outbox import Outbox
 from ..wire.frame import frames, parse
 from ..writer import BlockWriter
 
+_RESTARTS = 0.2  # of the steps are followed by a restart
 _INPUT = 1  # the source of the input's blocks; those of the output windows follow
 
 
@@ -30,25 +46,112 @@ def run_model(model: Any, input: Iterable[tuple[Any, ...]]) -> dict[str, list[Bl
     opcode)`, where rows are what `inject` takes.
 
     StepFailed as in an engine; ValueRefused or TooLarge for input that could not be published. The model keeps the
-    state that it has after this, so a second call goes on from there.
+    state that it has after this, so a second call goes on from there. Timers never fire: `out.now` counts blocks.
     """
-    found, calls = declared(model)
-    options = EngineOptions()
-    writers = {window: _writer(schema, at) for at, (window, schema) in enumerate(found.inputs.items(), _INPUT)}
-    outputs = {}
-    for at, (window, schema) in enumerate(found.outputs.items(), _INPUT + len(writers)):
-        writer = _writer(schema, at)
-        outputs[window] = writer, Line(writer.source, 0, writer.outbox, suffix_only=True, buffer=1)
-    inputs = [Reading(name, schema, Accept(suffix_only=True, from_start=True)) for name, schema in found.inputs.items()]
-    places = {reading.window: at for at, reading in enumerate(inputs)}
-    steps = Steps(calls, inputs, outputs, step_blocks=options.step_blocks, step_bytes=options.step_bytes)
-    emitted: dict[str, list[Block]] = {window: [] for window in outputs}
+    trial = Trial(model)
+    emitted: dict[str, list[Block]] = {window: [] for window in trial.model.outputs}
     for window, rows, *opcode in input:
-        steps.take(places[window], parse(_sent(writers[window], rows, *opcode)[0]))
-        for name, (writer, _) in outputs.items():
-            schema = found.outputs[name]
-            emitted[name] += [Block(parse(message), schema, PLAIN) for message in _taken(writer.outbox)]
+        for name, block in trial.take(trial.sent(window, rows, *opcode)):
+            emitted[name].append(block)
     return emitted
+
+
+class Trial:
+    """A model at work, without an engine."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, calls = declared(model)
+        self._at_work = model
+        self._state: State | None = None
+        with suppress(ConfigError):  # one of which no snapshot can be taken
+            self._state = State(model)
+        options = EngineOptions()
+        inputs = self.model.inputs.items()
+        self._writers = {window: _writer(schema, at) for at, (window, schema) in enumerate(inputs, _INPUT)}
+        self._outputs = {}
+        for at, (window, schema) in enumerate(self.model.outputs.items(), _INPUT + len(inputs)):
+            writer = _writer(schema, at)
+            self._outputs[window] = writer, Line(writer.source, 0, writer.outbox, suffix_only=True, buffer=1)
+        readings = [Reading(name, schema, Accept(suffix_only=True, from_start=True)) for name, schema in inputs]
+        self._places = {reading.window: at for at, reading in enumerate(readings)}
+        self.steps = Steps(
+            calls, readings, self._outputs, step_blocks=options.step_blocks, step_bytes=options.step_bytes
+        )
+
+    def sent(self, window: str, rows: Any, opcode: Any = Opcode.INSERT) -> tuple[str, bytes]:
+        """A block of input as it would be on the bus."""
+        if window not in self._writers:
+            raise ModelError(f"the model has no input window {window!r}; it has {', '.join(self._writers)}")
+        writer = self._writers[window]
+        writer.outbox.add(writer.seal(writer.encode(rows, opcode, 0)))
+        return window, _taken(writer.outbox)[0]
+
+    def take(self, sent: tuple[str, bytes]) -> Iterator[tuple[str, Block]]:
+        """Step on a block; gives what it emits, with its window."""
+        window, message = sent
+        if self.model.timers:
+            self.steps.now = self.steps.taken + 1
+        self.steps.take(self._places[window], parse(message))
+        for name, (writer, _) in self._outputs.items():
+            for found in _taken(writer.outbox):
+                yield name, Block(parse(found), self.model.outputs[name], PLAIN)
+
+    def restart(self) -> None:
+        """Go on as a copy that was restored from a snapshot, if one can be taken. StateRefused where it would differ."""
+        if self._state is None:
+            return
+        copying = self._state.copy(self._at_work)
+        while True:
+            try:
+                next(copying)
+            except StopIteration as done:
+                self._at_work = done.value
+                self.steps.calls = calls_of(done.value, self.model)
+                return
+
+
+def check_model(named: str, input: Iterable[tuple[Any, ...]]) -> int:
+    """Run a model over this input (see `run_model`) in two processes, and compare; returns how many blocks it emitted.
+
+    `named`: `module:name` or `file.py:name`, a function or a class that is made without arguments. StepsDiffer names
+    the first step after which the two are not the same; what ends either process otherwise is raised as ModelError.
+    """
+    trial = Trial(load_model(named))
+    messages = [trial.sent(window, rows, *opcode) for window, rows, *opcode in input]
+    one, other = (_in_a_process(named, messages, seed) for seed in (1, 2))
+    for step, (ours, theirs) in enumerate(zip_longest(one, other), 1):
+        if ours != theirs:
+            raise StepsDiffer(
+                f"in step {step} of {named}, two processes did something else: {ours} and {theirs} (output window, id "
+                "and chain of each block). The model looks at something besides its input and its state, or its state "
+                "does not survive a snapshot",
+                step=step, ours=0, theirs=0,
+            )  # fmt: skip
+    return sum(map(len, one))
+
+
+def _in_a_process(named: str, messages: list[tuple[str, bytes]], seed: int) -> list[Any]:
+    """What each step emitted, by the chains of its blocks."""
+    ended = subprocess.run(
+        [sys.executable, "-m", __name__, named, str(seed)], input=msgpack.packb(messages), capture_output=True,
+        env=os.environ | {"PYTHONHASHSEED": str(seed)}, check=False,
+    )  # fmt: skip
+    if ended.returncode:
+        raise ModelError(f"{named} failed: {ended.stderr.decode(errors='replace').strip().rpartition(chr(10))[2]}")
+    found: list[Any] = msgpack.unpackb(ended.stdout)
+    return found
+
+
+def _main(named: str, seed: str) -> None:
+    """One of the two processes; the second one restarts its model from a snapshot every few steps."""
+    trial = Trial(load_model(named))
+    dice, steps = random.Random(seed), []
+    output, sys.stdout = sys.stdout, sys.stderr  # a model that prints disturbs nobody
+    for sent in msgpack.unpackb(sys.stdin.buffer.read()):
+        steps.append([(window, block.id, block.frame.chain) for window, block in trial.take(tuple(sent))])
+        if seed == "2" and dice.random() < _RESTARTS:
+            trial.restart()
+    output.buffer.write(msgpack.packb(steps))
 
 
 def _writer(schema: Any, source: int) -> BlockWriter:
@@ -64,3 +167,7 @@ def _sent(writer: BlockWriter, rows: Any, opcode: Any = Opcode.INSERT) -> list[b
 
 def _taken(outbox: Outbox) -> list[bytes]:
     return frames(outbox.settle(outbox.last), 0, 0)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import esp_pubsub as esp
-from esp_pubsub.testing import run_model
+from esp_pubsub.testing import check_model, run_model
 from tests.integration.engines import Totals, outputs, trades
 
 
@@ -46,3 +47,93 @@ def test_errors_are_those_of_an_engine() -> None:
         run_model(fails, [("a", [(1,)])])
     with pytest.raises(esp.ValueRefused):
         run_model(fails, [("a", [("1",)])])
+
+
+# in two processes
+
+SCHEMAS = 'inputs={"a": "id*:int64,text:string"}, outputs={"b": "id*:int64,text:string"}'
+MODELS = f"""
+import random, time
+from dataclasses import dataclass, field
+import esp_pubsub as esp
+
+@esp.model({SCHEMAS})
+@dataclass
+class Sound:
+    seen: dict[str, int] = field(default_factory=dict)
+    def step(self, window, block, out):
+        print("this disturbs nobody")
+        for id, text in block.rows():
+            self.seen[text] = self.seen.get(text, 0) + 1
+        out.emit("b", [(id, text) for text, id in self.seen.items()])
+
+@esp.model({SCHEMAS})
+def sets(window, block, out):
+    out.emit("b", [(at, text) for at, text in enumerate({{text for _, text in block.rows()}})])
+
+@esp.model({SCHEMAS})
+def clock(window, block, out):
+    out.emit("b", [(time.time_ns(), "x")])
+
+@esp.model({SCHEMAS})
+class Forgets:
+    def __init__(self):
+        self.count = 0
+    def step(self, window, block, out):
+        self.count += 1
+        out.emit("b", [(self.count, "x")])
+    def snapshot(self):
+        return b""
+    def restore(self, data):
+        pass
+
+@esp.model({SCHEMAS})
+@dataclass
+class Refused:
+    seen: set[int] = field(default_factory=set)
+    def step(self, window, block, out): ...
+
+@esp.model({SCHEMAS})
+def fails(window, block, out):
+    raise ValueError("so")
+
+class Plain: ...
+"""
+INPUT = [("a", [(id, f"{id} {at}") for at in range(5)]) for id in range(50)]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    file = tmp_path / "models.py"
+    file.write_text(MODELS)
+    return file
+
+
+def test_a_model_that_looks_at_its_input_and_its_state_alone_does_the_same_in_another_process(models: Path) -> None:
+    assert check_model(f"{models}:Sound", INPUT) == 50
+
+
+@pytest.mark.parametrize("name", ["sets", "clock", "Forgets"])
+def test_a_model_that_looks_at_something_else_is_found_and_the_step_is_named(models: Path, name: str) -> None:
+    with pytest.raises(esp.StepsDiffer, match=rf"in step \d+ of .*:{name}") as caught:
+        check_model(f"{models}:{name}", INPUT)
+    assert 1 <= caught.value.step <= 50
+
+
+@pytest.mark.parametrize(("name", "says"), [("fails", "ValueError.*so"), ("Refused", "seen")])
+def test_what_ends_one_of_the_processes_is_told(models: Path, name: str, says: str) -> None:
+    with pytest.raises(esp.ModelError, match=says):
+        check_model(f"{models}:{name}", INPUT)
+
+
+@pytest.mark.parametrize(
+    ("named", "says"),
+    [
+        ("models", "module and its name"), (":Sound", "module and its name"), ("nowhere.py:Sound", "nowhere.py"),
+        ("no.such.module:Sound", "cannot be imported"), ("MODELS:Nowhere", "there is no Nowhere"),
+        ("MODELS:Plain", "is no model"), ("esp_pubsub:Block", "without arguments"),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_not_there_is_refused(models: Path, named: str, says: str) -> None:
+    with pytest.raises(esp.ConfigError, match=says):
+        check_model(named.replace("MODELS", str(models)), INPUT)

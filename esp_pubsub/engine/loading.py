@@ -1,0 +1,47 @@
+"""A model by its name, as command lines and tests give it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..errors import ConfigError
+from .model import declared
+
+
+def load_model(named: str) -> Any:
+    """The model of this name, `module:name` or `file.py:name`; of a class, an instance made without arguments.
+
+    ConfigError where there is none. The module is imported, and does what it does when it is.
+    """
+    module, colon, name = named.rpartition(":")
+    if not colon or not module or not name:
+        raise ConfigError(f"a model is named by its module and its name, such as vwap.py:Vwap, not {named!r}")
+    found = getattr(_load_module(module), name, None)
+    if found is None:
+        raise ConfigError(f"there is no {name} in {module}")
+    if isinstance(found, type):
+        try:
+            found = found()
+        except TypeError as e:
+            raise ConfigError(f"{named} cannot be made without arguments: {e}") from None
+    declared(found)
+    return found
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        if not name.endswith(".py"):
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+        assert spec is not None  # the suffix says what loads it
+        assert spec.loader is not None
+        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    except (ImportError, OSError, SyntaxError) as e:
+        raise ConfigError(f"the model's module {name} cannot be imported: {e}") from e
