@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from .. import ConfigError, Schema, SchemaError, address
+from .. import ConfigError, EngineOptions, Schema, SchemaError, address
 from ..bus import Start
 from . import look
 from .options import adapter_options, pairs, settings
@@ -203,6 +203,58 @@ def sub(  # noqa: PLR0913
         "transportconfigfile": config, **marks,
     }  # fmt: skip
     _run(given, keys, set_, start=start)
+
+
+@app.command(epilog=EXIT_CODES)
+def engine(  # noqa: PLR0913
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="file.py:Name, or module:Name.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="dfESP://host:port/project/contquery")],
+    snapshots: Annotated[Path | None, typer.Option(help="A directory; a restart goes on from there.")] = None,
+    window: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=URL", help="A window of the model that is not below URL.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run it twice over what its inputs hold, compare, and end.")
+    ] = False,
+    buffer: Annotated[int | None, typer.Option(min=1, help="Blocks of each output window that may wait.")] = None,
+    snapshot_every: Annotated[float | None, typer.Option(help="Seconds between two snapshots.")] = None,
+    written_order: Annotated[
+        bool, typer.Option("--written-order", help="Write the order of one log down too.")
+    ] = False,
+    election: Annotated[
+        str | None, typer.Option(help="log, token ... or zookeeper://host:port; else the bus's own.")
+    ] = None,
+    run_number: Annotated[int | None, typer.Option("--run", min=0, help="A higher one begins anew.")] = None,
+    bus: Bus = "embedded",
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Run a model as one member of an engine, until a signal comes.
+
+    Start it twice: one publishes what the model emits, and when it dies the other one goes on. The first signal hands
+    over.
+    """
+    from . import engine as engines
+
+    elsewhere = dict(_window(each) for each in window or [])
+    given = {
+        "buffer": buffer, "snapshot_every": snapshot_every, "election": election, "run": run_number,
+        "order": "written" if written_order else None,
+    }  # fmt: skip
+
+    async def job() -> None:
+        options = EngineOptions(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+        place = engines.Place(url, elsewhere, bus, config, settings(set_ or []))
+        await (engines.check(model, place) if check else engines.run_engine(model, place, snapshots, options))
+
+    run(job)
+
+
+def _window(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    if not name or not equals or not url:
+        raise typer.BadParameter(f"a window is NAME=URL, not {text!r}")
+    return name, url
 
 
 @app.command(epilog=EXIT_CODES)

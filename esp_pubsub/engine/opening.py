@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .._news import News
 from ..address import Address
 from ..bus import Bus, Logs, Message, Place
-from ..claims import Claims, find_election, find_schema
+from ..claims import Claims, find_election
 from ..encode import Encoder
 from ..errors import BusRefused, ConfigError, InputLost, NotOffered
 from ..failover.accept import Accept
@@ -143,8 +143,8 @@ async def open_engine(
 
 
 async def _claim(model: Model, where: Windows, buses: Buses, claims: Claims, options: EngineOptions) -> None:
-    for window, topic in where.inputs.items():
-        await find_schema(buses.reads, topic, model.inputs[window])
+    for window, topic in where.inputs.items():  # whoever publishes there need not name a schema, nor can name another
+        await claims.schema(buses.reads, topic, model.inputs[window])
     for window, topic in where.outputs.items():
         await claims.schema(buses.writes, topic, model.outputs[window])
         await claims.run(buses.writes, topic, _source(topic, where), options.run)

@@ -97,7 +97,7 @@ class Trial:
                 yield name, Block(parse(found), self.model.outputs[name], PLAIN)
 
     def restart(self) -> None:
-        """Go on as a copy that was restored from a snapshot, if one can be taken. StateRefused where it would differ."""
+        """Go on as a copy that was restored from a snapshot, if there is one. StateRefused where it would differ."""
         if self._state is None:
             return
         copying = self._state.copy(self._at_work)

@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PAGES = ("README", "docs/how-to/files-and-sockets", "docs/how-to/operate", "docs/how-to/come-from-sas")
+PAGES = (
+    "README", "docs/how-to/files-and-sockets", "docs/how-to/operate", "docs/how-to/come-from-sas",
+    "docs/tutorial/first-engine",
+)  # fmt: skip
 END = "@@ end of a command"
 KILLED = re.compile(r"^.*: line \d+: +\d+ Killed .*\n", re.M)  # what a shell says of a job that somebody killed
 LIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -62,6 +65,8 @@ def played(session: list[tuple[str, str]], folder: Path, bus: Path) -> list[str]
 def test_what_a_page_shows_is_what_happens(name: str, bus_directory: Path, tmp_path: Path) -> None:
     page = (ROOT / f"{name}.md").read_text().replace("5556", free_port())
     session = commands(page)
+    for file, text in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", page, re.M | re.S):
+        (tmp_path / file).write_text(text)
     shown = played(session, tmp_path, bus_directory / "bus")
     assert session and len(shown) == len(session) + 1, shown
     like = doctest.OutputChecker().check_output

@@ -1,0 +1,102 @@
+"""`esp engine`: be a member of an engine until a signal comes, or see whether a model can be one's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import Client, ConfigError, Engine, EngineOptions, bus, init
+from ..engine.loading import load_model
+from ..engine.model import declared
+from ..engine.opening import Windows
+from ..events import PLAIN, Block
+from ..failover.accept import Accept
+from ..testing import check_model
+from ..wire.frame import Frame
+from .running import counted, progress, say
+
+_MOST = 10_000  # blocks of each input that a check looks at
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an engine is, and on which bus."""
+
+    url: str
+    windows: Mapping[str, str]
+    bus: str
+    config: str | None
+    keys: Mapping[str, Any]
+
+
+async def run_engine(named: str, place: Place, snapshots: Path | None, options: EngineOptions) -> None:
+    """One member, until a signal comes or it fails."""
+    logging.getLogger("esp_pubsub").setLevel(logging.INFO)  # roles, in SAS's words
+    model = load_model(named)
+    async with (
+        init(place.bus, config=place.config, **place.keys) as client,
+        client.engine(model, place.url, windows=place.windows, snapshots=snapshots, options=options) as engine,
+    ):
+        try:
+            async with progress(_Line(engine)):
+                await engine.wait()
+        finally:
+            say(_shown(engine))
+
+
+class _Line:
+    """The line of progress."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._steps = engine.stats.steps
+
+    def __call__(self, seconds: float) -> str:
+        steps = self._engine.stats.steps
+        rate, self._steps = (steps - self._steps) / seconds, steps
+        return f"{_shown(self._engine)}, {rate:,.0f} steps/s"
+
+
+def _shown(engine: Engine) -> str:
+    stats = engine.stats
+    lines = ", ".join(f"{line.window.split('/')[-2]} {line.given:,} (on bus {line.on_bus:,})" for line in stats.lines)
+    return f"{stats.role}, {counted(stats.steps, 'step')}; {lines}"
+
+
+async def check(named: str, place: Place) -> None:
+    """Run the model in two processes over what its inputs hold, and compare."""
+    model, _ = declared(load_model(named))
+    async with init(place.bus, config=place.config, **place.keys) as client:
+        if not client.bus.capabilities.replay:
+            raise ConfigError("a check reads what the input holds, and this bus keeps nothing to read again")
+        found = []
+        for window, topic in Windows(model, place.url, place.windows).inputs.items():
+            blocks = await _held(client, topic)
+            found += [(window, Block(frame, model.inputs[window], PLAIN)) for frame in blocks]
+    if not found:
+        raise ConfigError("the model's input windows hold nothing: publish to them first")
+    found.sort(key=lambda each: each[1].sent_at)  # as they came, about
+    emitted = await asyncio.to_thread(check_model, named, found)
+    say(
+        f"{counted(len(found), 'block')} of input gave {counted(emitted, 'block')} of output, the same in two processes"
+    )
+
+
+async def _held(client: Client, topic: str) -> list[Frame]:
+    bounds = await client.bus.bounds(topic)
+    accept = Accept(suffix_only=client.bus.capabilities.suffix_only, from_start=True)
+    frames: list[Frame] = []
+    if bounds.first == bounds.end:
+        return frames
+    feed = await client.bus.feed(topic, bus.Place(bounds.first, bounds.incarnation), None)
+    try:
+        while (feed.place is None or feed.place.position < bounds.end) and len(frames) < _MOST:
+            messages = [each for each in await feed.read(1_000, 4 << 20) if isinstance(each, bus.Message)]
+            frames += [each for each in accept.receive_all(messages) if isinstance(each, Frame)]
+    finally:
+        await feed.aclose()
+    return frames[:_MOST]

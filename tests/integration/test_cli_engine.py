@@ -1,0 +1,66 @@
+"""`esp engine` as a user of a shell has it; the tutorial's session is played by tests/unit/cli/test_pages.py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ESP = [sys.executable, "-m", "esp_pubsub.cli"]
+ROOT = Path(__file__).parents[2]
+MODEL = """
+import esp_pubsub as esp
+
+@esp.model(inputs={"In": "id*:int64"}, outputs={"Out": "id*:int64"})
+def passes(window, block, out):
+    out.emit("Out", block)
+
+@esp.model(inputs={"In": "id*:int64"}, outputs={"Out": "id*:int64"})
+def fails(window, block, out):
+    raise ValueError(f"no such row {block.rows()}")
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    file = tmp_path / "models.py"
+    file.write_text(MODEL)
+    return file
+
+
+def esp(bus: Path, *arguments: object, said: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*ESP, *map(str, arguments), "--set", f"dir={bus}"], cwd=ROOT, input=said, capture_output=True, text=True,
+        timeout=60, env=os.environ | {"COLUMNS": "200"}, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("named", "url", "more", "says"),
+    [
+        ("nowhere.py:passes", "dfESP://a:1/p/q", [], "cannot be imported"),
+        ("{model}:nothing", "dfESP://a:1/p/q", [], "there is no nothing"),
+        ("{model}:passes", "dfESP://a:1/p", [], "contquery"),
+        ("{model}:passes", "dfESP://a:1/p/q", ["--window", "Nowhere=dfESP://a:1/p/q/w"], "'Nowhere'"),
+        ("{model}:passes", "dfESP://a:1/p/q", ["--window", "In"], "NAME=URL"),
+        ("{model}:passes", "dfESP://a:1/p/q", ["--snapshot-every", "0"], "snapshot_every"),
+        ("{model}:passes", "dfESP://a:1/p/q", ["--check"], "hold nothing"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong_and_exits_with_two(
+    model: Path, bus_directory: Path, named: str, url: str, more: list[str], says: str
+) -> None:
+    ended = esp(bus_directory, "engine", named.format(model=model), url, *more)
+    assert (ended.returncode, says in ended.stderr) == (2, True), ended.stderr
+
+
+def test_a_model_that_fails_ends_the_command_with_the_block_named(model: Path, bus_directory: Path) -> None:
+    url = "dfESP://a:1/p/q"
+    assert esp(bus_directory, "pub", f"{url}/In", "id*:int64", "-", said="7\n").returncode == 0
+    ended = esp(bus_directory, "engine", f"{model}:fails", url)
+    assert ended.returncode == 1
+    assert "ValueError in the step on block 1 " in ended.stderr
+    assert "no such row [(7,)]" in ended.stderr
