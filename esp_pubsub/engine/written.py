@@ -172,9 +172,9 @@ class WrittenOrder:
                 continue
             entry, offers = found
             proposal = self._order.propose(entry, self._largest)
-            self._unread_since = self._unread_since or asyncio.get_running_loop().time()
             await self._put(proposal)
-            self._unread_since = None
+            while self._leads() and self._carried_out < self._order.last:
+                await self._wait(_LEADS_EVERY)
             if self._order.counts(proposal):
                 for queue, offer in offers:
                     queue.counts(offer)
@@ -211,8 +211,10 @@ class WrittenOrder:
 
     async def _wait_for_more(self) -> None:
         due = self._stepping.steps.timers.next
-        seconds = _LEADS_EVERY if due is None else min(_LEADS_EVERY, max(0.0, (due - self.now()) / 1e6))
-        await self._wait(seconds)
+        if due is None or self._carried_out < self._order.last:
+            await self._wait(_LEADS_EVERY)
+        else:
+            await self._wait(min(_LEADS_EVERY, max(0.0, (due - self.now()) / 1e6)))
 
     async def _wait(self, seconds: float) -> None:
         """Until something is new, for so long at most."""
@@ -228,12 +230,13 @@ class WrittenOrder:
         The pipe is dropped after any trouble, a cancelled write included.
         """
         topic, order = self._reader.topic, self._order
+        self._unread_since = self._unread_since or asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(_WRITE_DEADLINE):
                 if self._pipe is None:
                     self._pipe, self._written = await self._bus.pipe(topic), 0
                 await self._pipe.write(frames(proposal.frames, 0, time.time_ns() // 1000))
-                while self._leads() and not (order.is_decided(proposal) and self._carried_out == order.last):
+                while self._leads() and not order.is_decided(proposal):
                     await self._wait(_LEADS_EVERY)
                 if order.is_decided(proposal):
                     self._written = await self._pipe.confirmed(self._written)
@@ -243,6 +246,7 @@ class WrittenOrder:
         except BaseException:
             await self._drop_pipe()
             raise
+        self._unread_since = None
 
     async def _drop_pipe(self) -> None:
         pipe, self._pipe = self._pipe, None

@@ -75,8 +75,9 @@ class Trial:
         readings = [Reading(name, schema, Accept(suffix_only=True, from_start=True)) for name, schema in inputs]
         self._places = {reading.window: at for at, reading in enumerate(readings)}
         self.steps = Steps(
-            calls, readings, self._outputs, step_blocks=options.step_blocks, step_bytes=options.step_bytes
-        )
+            calls, readings, self._outputs, step_blocks=options.step_blocks, step_bytes=options.step_bytes,
+            timers=self.model.timers,
+        )  # fmt: skip
 
     def sent(self, window: str, rows: Any, opcode: Any = Opcode.INSERT) -> tuple[str, bytes]:
         """A block of input as it would be on the bus."""

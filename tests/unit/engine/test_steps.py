@@ -34,6 +34,7 @@ class Engine:
         *,
         step_blocks: int = 10,
         step_bytes: int = 10_000,
+        timed: bool = True,
     ) -> None:
         self.lines, outputs = [], {}
         for source, window in enumerate(WINDOWS, 1):
@@ -43,7 +44,7 @@ class Engine:
             outputs[window] = (BlockWriter(SCHEMA, Encoder(SCHEMA), outbox, source, 0, LARGEST), line)
         inputs = [Reading("Trades", SCHEMA, Accept(suffix_only=True, from_start=True))]
         calls = Calls(step, timer)
-        self.steps = Steps(calls, inputs, outputs, step_blocks=step_blocks, step_bytes=step_bytes)
+        self.steps = Steps(calls, inputs, outputs, step_blocks=step_blocks, step_bytes=step_bytes, timers=timed)
 
     def take(self, id: int = 1) -> list[int]:
         return list(self.steps.take(0, block(id)))
@@ -256,7 +257,8 @@ def test_a_timer_that_cannot_be_raises_in_the_step(does: Callable[[Out], None], 
 
 def test_a_model_without_timers_has_no_time() -> None:
     for does in (lambda out: out.now, lambda out: out.wake("a", 1), lambda out: out.cancel("a")):
-        engine = Engine(lambda window, block, out, does=does: does(out))
+        engine = Engine(lambda window, block, out, does=does: does(out), timed=False)
+        engine.steps.now = 5
         with pytest.raises(esp.StepFailed, match="timers=True"):
             engine.take()
 
