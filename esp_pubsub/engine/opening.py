@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -215,7 +216,7 @@ def _order(
     ]
     membership, reader = group.membership, LogReader(buses.orders, order_on, start.order_place, notify)
     return WrittenOrder(
-        buses.orders, start.order, reader, read, stepping, Clock(start.now, time.monotonic()), changed,
+        buses.orders, start.order, reader, read, stepping, Clock(start.now, asyncio.get_running_loop().time()), changed,
         leads=lambda: membership.state == "active", heard_others=lambda: membership.has_heard_others, notify=notify,
     )  # fmt: skip
 

@@ -35,6 +35,11 @@ _WRITE_DEADLINE = 10.0  # seconds; the driver has a shorter one of its own
 _LEADS_EVERY = 0.05  # seconds between two looks at who leads, where nothing else happens
 
 
+def wall_clock() -> int:
+    """Microseconds since the epoch. The simulation has clocks of its own."""
+    return time.time_ns() // 1000
+
+
 class WrittenOrder:
     """One member's part in a written order."""
 
@@ -72,6 +77,7 @@ class WrittenOrder:
         self._pipe: Pipe | None = None
         self._written = 0
         self._largest = bus.capabilities.max_message_bytes
+        self._loop = asyncio.get_running_loop()
 
     @property
     def positions(self) -> tuple[int, ...]:
@@ -94,11 +100,11 @@ class WrittenOrder:
 
     def now(self) -> int:
         """What time it is for the engine."""
-        return self.clock.read(time.monotonic(), time.time_ns() // 1000)
+        return self.clock.read(self._loop.time(), wall_clock())
 
     def heard(self, now: int) -> None:
         """A living leader says what time it is."""
-        self.clock.heard(now, time.monotonic(), time.time_ns() // 1000)
+        self.clock.heard(now, self._loop.time(), wall_clock())
 
     async def run(self) -> None:
         """Step, and write while this member leads, until cancelled. Raises what ends this member."""
@@ -187,7 +193,7 @@ class WrittenOrder:
             await self._wait(_LEADS_EVERY)
 
     def _jump(self) -> None:
-        by = self.clock.jump(time.monotonic(), time.time_ns() // 1000)
+        by = self.clock.jump(self._loop.time(), wall_clock())
         if by > 1_000_000 and self._order.last > 1:
             _log.warning("nobody kept the engine's time for %.1f s: it goes on at the wall clock's", by / 1e6)
 
@@ -235,7 +241,7 @@ class WrittenOrder:
             async with asyncio.timeout(_WRITE_DEADLINE):
                 if self._pipe is None:
                     self._pipe, self._written = await self._bus.pipe(topic), 0
-                await self._pipe.write(frames(proposal.frames, 0, time.time_ns() // 1000))
+                await self._pipe.write(frames(proposal.frames, 0, wall_clock()))
                 while self._leads() and not order.is_decided(proposal):
                     await self._wait(_LEADS_EVERY)
                 if order.is_decided(proposal):
