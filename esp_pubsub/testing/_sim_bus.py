@@ -14,6 +14,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..bus import Bounds, Break, Capabilities, Message, Place, Start
@@ -42,7 +43,8 @@ class Queue:
 class Topic:
     """A log, or queues. `groups` are positions and states, `holders` who reads for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_log: bool) -> None:
+        self.is_log = is_log
         self.log: list[bytes] = []
         self.queues: dict[str, Queue] = {}
         self.positions: dict[str, int] = {}
@@ -55,17 +57,18 @@ class Broker:
     """What all connections share."""
 
     def __init__(self, loop: VirtualLoop, kind: str, *, deaths: bool) -> None:
-        """`kind`: `log`, `holes` or `queues`."""
+        """`kind`: `log`, `holes` or `queues`, which has logs beside them (`Logs`)."""
         self.loop = loop
         self.kind = kind
         self.faults = 0.0
         self.slow_until = 0.0
         self.stalled_until = 0.0
         self.ended = False
+        self.log_bytes = 1 << 20  # the largest message of the logs beside queues
         self.dead: set[str] = set()
         self.never_away: set[str] = set()  # whose queues are not durable, and who must miss nothing
         self.cut_until: dict[str, float] = {}
-        self.topics_cut_until: dict[tuple[str, str], float] = {}
+        self.topics_cut_until: dict[tuple[str, str, type], float] = {}
         self.topics: dict[str, Topic] = {}
         self.open: list[SimPipe | SimFeed] = []
         self.numbers = itertools.count(1)
@@ -73,12 +76,15 @@ class Broker:
         log = kind != "queues"
         self.capabilities = Capabilities(
             suffix_only=kind == "log", replay=log, retained=True, groups=True, incarnation=False, requests=False,
-            catalog=False, max_message_bytes=1 << 20, deaths=deaths,
+            catalog=False, max_message_bytes=1 << 20, deaths=deaths, logs=not log,
         )  # fmt: skip
 
-    def topic(self, name: str) -> Topic:
-        """The topic of that name."""
-        return self.topics.setdefault(name, Topic())
+    def topic(self, name: str, *, is_log: bool | None = None) -> Topic:
+        """The topic of that name. A new one is of the broker's kind, unless it says otherwise."""
+        found = self.topics.get(name)
+        if found is None:
+            found = self.topics[name] = Topic(is_log=self.kind != "queues" if is_log is None else is_log)
+        return found
 
     def draws(self, share: float = 1.0) -> bool:
         """Whether something goes wrong now."""
@@ -110,11 +116,17 @@ class Broker:
         for one in [one for one in self.open if one.process == process]:
             one.die("the link is lost")
 
-    def cut_topic(self, process: str, topic: str, seconds: float) -> None:
-        """A process cannot write to a topic for a while; all else it can do."""
-        self.topics_cut_until[process, topic] = self.loop.time() + seconds
-        for one in [one for one in self.open if isinstance(one, SimPipe) and one.writes(process, topic)]:
-            one.die("the topic takes nothing")
+    def cut_topic(self, process: str, topic: str, seconds: float, what: type[SimPipe | SimFeed] | None = None) -> None:
+        """A process cannot write to a topic for a while, or, with SimFeed, not read it; all else it can do."""
+        what = what or SimPipe
+        self.topics_cut_until[process, topic, what] = self.loop.time() + seconds
+        for one in [one for one in self.open if isinstance(one, what) and (one.process, one.name) == (process, topic)]:
+            one.die("the topic is cut off")
+
+    def check_topic(self, process: str, topic: str, what: type[SimPipe | SimFeed]) -> None:
+        """BusUnavailable if this process can open no such thing on a topic."""
+        if self.loop.time() < self.topics_cut_until.get((process, topic, what), 0.0):
+            raise BusUnavailable(f"{topic} is cut off from {process}")
 
     def kill(self, process: str) -> None:
         """A process is gone."""
@@ -141,11 +153,11 @@ class Broker:
 class SimPipe:
     """See `Pipe`. `_waiting` is what was handed over and has not come to the bus."""
 
-    def __init__(self, broker: Broker, topic: str, process: str) -> None:
+    def __init__(self, broker: Broker, topic: str, process: str, *, is_log: bool) -> None:
         self.process = process
+        self.name = topic
         self._broker = broker
-        self._name = topic
-        self._topic = broker.topic(topic)
+        self._topic = broker.topic(topic, is_log=is_log)
         self._waiting: deque[bytes] = deque()
         self._confirmed = 0
         self._counts = True
@@ -154,10 +166,6 @@ class SimPipe:
         self._moving = False
         self._on_the_way: dict[str, float] = {}
         broker.open.append(self)
-
-    def writes(self, process: str, topic: str) -> bool:
-        """Whether it is the pipe of this process to this topic."""
-        return (self.process, self._name) == (process, topic)
 
     async def write(self, frames: Sequence[bytes]) -> None:
         """See `Pipe.write`."""
@@ -188,9 +196,9 @@ class SimPipe:
             broker.loop.in_bus(broker.delay(), self._move)
 
     def _accident(self, kind: str) -> None:
-        if kind == "hole" and (self._broker.capabilities.suffix_only or "/F/" in self._name):
+        if kind == "hole" and (self._broker.capabilities.suffix_only or "/F/" in self.name):
             kind = "cut"
-        self._broker.loop.tell(f"{self.process}: {kind} in a pipe to {self._name}")
+        self._broker.loop.tell(f"{self.process}: {kind} in a pipe to {self.name}")
         if kind == "hole":
             self._hole()
             return
@@ -214,9 +222,9 @@ class SimPipe:
         self._broker.loop.in_bus(self._broker.loop.rng.random() * 0.05, self.die, "a message was refused")
 
     def _put(self, data: bytes, unlucky: str | None = None) -> None:
-        if self._broker.kind != "queues":
+        if self._topic.is_log:
             self._topic.log.append(data)
-        elif "/F/" in self._name:
+        elif "/F/" in self.name:
             for queue in self._topic.queues.values():
                 queue.unread.append(data)
         else:
@@ -275,10 +283,11 @@ class SimFeed:
 
     state: bytes | None = None
 
-    def __init__(self, broker: Broker, topic: str, process: str, group: str | None) -> None:
+    def __init__(self, broker: Broker, topic: str, process: str, group: str | None, *, is_log: bool) -> None:
         self.process = process
+        self.name = topic
         self._broker = broker
-        self._topic = broker.topic(topic)
+        self._topic = broker.topic(topic, is_log=is_log)
         self._group = group
         self._error: str | None = None
         self._key = group or f"{process}/{next(broker.numbers)}"
@@ -290,13 +299,13 @@ class SimFeed:
         """Begin there."""
         log, start = self._topic.log, start.position if isinstance(start, Place) else start
         self.position = 0 if start == "earliest" else len(log) if start == "latest" else int(start)  # type: ignore[arg-type]
-        if self._broker.kind == "queues":
+        if not self._topic.is_log:
             self._topic.queues.setdefault(self._key, Queue())
 
     @property
     def place(self) -> Place | None:
         """See `Feed.place`."""
-        return None if self._broker.kind == "queues" else Place(self.position, None)
+        return Place(self.position, None) if self._topic.is_log else None
 
     def _check(self) -> None:
         if self._error is not None:
@@ -329,12 +338,12 @@ class SimFeed:
         return self._take(min(max_messages, self._broker.loop.rng.randrange(1, 40)))
 
     def _has_some(self) -> bool:
-        if self._broker.kind == "queues":
+        if not self._topic.is_log:
             return bool(self._topic.queues[self._key].unread)
         return self.position < len(self._topic.log)
 
     def _take(self, count: int) -> list[Message | Break]:
-        if self._broker.kind != "queues":
+        if self._topic.is_log:
             log, first = self._topic.log, self.position
             self.position = min(len(log), first + count)
             return [Message(at, log[at]) for at in range(first, self.position)]
@@ -349,7 +358,7 @@ class SimFeed:
     async def release(self, positions: Sequence[Any]) -> None:
         """See `Feed.release`."""
         self._check()
-        if self._broker.kind == "queues":
+        if not self._topic.is_log:
             for position in positions:
                 self._topic.queues[self._key].taken.pop(position, None)
 
@@ -361,7 +370,7 @@ class SimFeed:
             raise BusUnavailable("another reader has the group")
         topic, group = self._topic, str(self._group)
         topic.states[group] = state
-        if self._broker.kind == "queues":
+        if not self._topic.is_log:
             await self._broker.ask(self.process)
             self._check()
             taken = topic.queues[self._key].taken
@@ -385,7 +394,7 @@ class SimFeed:
             topic.queues.pop(self._key, None)
         elif topic.holders.get(self._group) is self:
             del topic.holders[self._group]
-            if self._broker.kind == "queues":
+            if not topic.is_log:
                 topic.queues[self._key].give_back()
         self._broker.tell_news()
 
@@ -395,24 +404,32 @@ class SimFeed:
 
 
 class SimBus:
-    """See `Bus` and `Deaths`: the connection of one process."""
+    """See `Bus`, `Deaths` and `Logs`: the connection of one process."""
 
-    def __init__(self, broker: Broker, process: str) -> None:
+    def __init__(self, broker: Broker, process: str, *, is_log: bool | None = None) -> None:
+        """`is_log`: what it makes topics of, if not of the broker's kind."""
         self.process = process
         self.capabilities = broker.capabilities
         self._broker = broker
+        self._is_log = broker.kind != "queues" if is_log is None else is_log
+        if self._is_log and not self.capabilities.replay:
+            self.capabilities = replace(self.capabilities, replay=True, logs=False, max_message_bytes=broker.log_bytes)
+
+    async def log(self) -> SimBus:
+        """See `Logs.log`."""
+        return SimBus(self._broker, self.process, is_log=True)
 
     async def pipe(self, topic: str) -> SimPipe:
         """See `Bus.pipe`."""
         await self._broker.ask(self.process)
-        if self._broker.loop.time() < self._broker.topics_cut_until.get((self.process, topic), 0.0):
-            raise BusUnavailable(f"{topic} takes nothing of {self.process}")
-        return SimPipe(self._broker, topic, self.process)
+        self._broker.check_topic(self.process, topic, SimPipe)
+        return SimPipe(self._broker, topic, self.process, is_log=self._is_log)
 
     async def feed(self, topic: str, start: Start, group: str | None) -> SimFeed:
         """See `Bus.feed`."""
         await self._broker.ask(self.process)
-        feed = SimFeed(self._broker, topic, self.process, group)
+        self._broker.check_topic(self.process, topic, SimFeed)
+        feed = SimFeed(self._broker, topic, self.process, group, is_log=self._is_log)
         feed.begin(start)
         self._broker.tell_news()
         return feed
@@ -420,18 +437,18 @@ class SimBus:
     async def bounds(self, topic: str) -> Bounds:
         """See `Bus.bounds`."""
         await self._broker.ask(self.process)
-        return Bounds(0, len(self._broker.topic(topic).log), None)
+        return Bounds(0, len(self._broker.topic(topic, is_log=self._is_log).log), None)
 
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:
         """See `Bus.retain`."""
         await self._broker.ask(self.process)
         if value is not None:
-            self._broker.topic(topic).retained[key] = value
+            self._broker.topic(topic, is_log=self._is_log).retained[key] = value
 
     async def retained(self, topic: str, key: str) -> bytes | None:
         """See `Bus.retained`."""
         await self._broker.ask(self.process)
-        return self._broker.topic(topic).retained.get(key)
+        return self._broker.topic(topic, is_log=self._is_log).retained.get(key)
 
     async def gone(self, process: str) -> None:
         """See `Deaths.gone`."""
