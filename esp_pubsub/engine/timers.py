@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 
 
 class Timers:
@@ -33,14 +34,17 @@ class Timers:
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else None
 
-    def due(self, now: int) -> list[str]:
-        """The keys of those that are due, ordered by time and key. They are timers no more."""
-        keys = []
+    def due(self, now: int) -> Iterator[str]:
+        """The keys of those that are due, ordered by time and key; each is a timer no more when it comes. What happens
+        at one of them may cancel or put off those after it. What it sets comes the next time.
+        """
+        due = []
         while (at := self.next) is not None and at <= now:
-            _, key = heapq.heappop(self._queue)
-            del self._at[key]
-            keys.append(key)
-        return keys
+            due.append(heapq.heappop(self._queue))
+        for at, key in due:
+            if self._at.get(key) == at:
+                del self._at[key]
+                yield key
 
     def items(self) -> list[tuple[str, int]]:
         """All of them, by key."""

@@ -190,7 +190,7 @@ def test_timers_are_due_by_time_and_then_by_key() -> None:
     engine.steps.now = 5
     engine.take()
     timers = engine.steps.timers
-    assert (timers.next, timers.due(9)) == (10, [])
+    assert (timers.next, list(timers.due(9))) == (10, [])
     engine.steps.now = 20
     for key in timers.due(20):
         engine.steps.fire(key)
@@ -213,8 +213,26 @@ def test_a_later_call_takes_the_place_of_an_earlier_one_and_a_timer_can_be_cance
     engine.take(1)
     assert engine.steps.timers.items() == [("a", 30), ("b", 10)]
     engine.take(2)
-    assert engine.steps.timers.due(29) == []
-    assert engine.steps.timers.due(30) == ["a"]
+    assert list(engine.steps.timers.due(29)) == []
+    assert list(engine.steps.timers.due(30)) == ["a"]
+
+
+def test_of_timers_that_are_due_together_one_may_cancel_another_or_put_it_off() -> None:
+    def timer(key: str, out: Out) -> None:
+        out.emit("Large", [(out.now, key)])
+        if key == "a":
+            out.cancel("b")
+            out.wake("c", 50)
+            out.wake("new", 1)
+
+    engine = Engine(waking(a=10, b=20, c=20, d=20), timer)
+    engine.steps.now = 5
+    engine.take()
+    for now in (30, 40, 50):
+        engine.steps.now = now
+        for key in engine.steps.timers.due(now):
+            engine.steps.fire(key)
+    assert engine.emitted(0) == [[(30, "a")], [(30, "d")], [(40, "new")], [(50, "c")]]
 
 
 def test_a_step_that_raises_sets_no_timer() -> None:
