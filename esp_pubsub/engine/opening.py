@@ -16,7 +16,7 @@ from ..address import Address
 from ..bus import Bus, Logs, Message, Place
 from ..claims import Claims, find_election
 from ..encode import Encoder
-from ..errors import BusRefused, ConfigError, InputLost, NotOffered
+from ..errors import BusRefused, BusUnavailable, ConfigError, InputLost, NotOffered
 from ..failover.accept import Accept
 from ..failover.group import Group
 from ..failover.line import Line
@@ -44,6 +44,8 @@ from .written import WrittenOrder
 
 if TYPE_CHECKING:
     from ..client import Home
+
+_WRITE_DEADLINE = 10.0  # seconds; the driver has a shorter one of its own
 
 
 _log = logging.getLogger("esp_pubsub.engine")
@@ -327,8 +329,14 @@ async def _first_entry(bus: Bus, topic: str, source: int, run: int) -> Begun | N
 async def _propose(bus: Bus, topic: str, beginning: Sealed) -> None:
     pipe = await bus.pipe(topic)
     try:
-        await pipe.write(frames([beginning], 0, time.time_ns() // 1000))
-        await pipe.confirmed(0)
+        async with asyncio.timeout(_WRITE_DEADLINE):
+            await pipe.write(frames([beginning], 0, time.time_ns() // 1000))
+            await pipe.confirmed(0)
+    except TimeoutError:
+        raise BusUnavailable(
+            f"{topic}: the engine's beginning was not confirmed within {_WRITE_DEADLINE:g} s; open the engine again",
+            topic=topic,
+        ) from None
     finally:
         await pipe.aclose()
 
