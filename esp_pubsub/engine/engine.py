@@ -177,7 +177,8 @@ class Engine:
             return
         if said.identity.nonce != membership.identity.nonce:
             now, step, chain = said.pulse
-            self._order.heard(now)
+            if self._group.others_lead():  # it does now; else it did, when it wrote what is read here
+                self._order.heard(now)
             if step:
                 self._steps.compare(Mark(step, chain))
 

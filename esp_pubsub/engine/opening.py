@@ -219,7 +219,7 @@ def _order(
     membership, reader = group.membership, LogReader(buses.orders, order_on, start.order_place, notify)
     return WrittenOrder(
         buses.orders, start.order, reader, read, stepping, Clock(start.now, asyncio.get_running_loop().time()), changed,
-        leads=lambda: membership.state == "active", heard_others=lambda: membership.has_heard_others, notify=notify,
+        leads=lambda: membership.state == "active", notify=notify,
     )  # fmt: skip
 
 

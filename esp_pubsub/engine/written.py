@@ -54,13 +54,14 @@ class WrittenOrder:
         changed: News,
         *,
         leads: Callable[[], bool],
-        heard_others: Callable[[], bool],
         notify: Callable[[Notice], None],
     ) -> None:
-        """`bus` has the order topic, `reader` reads it. `leads`: whether this member leads now; `heard_others`: whether
-        it has heard another leader since it started. `changed` is told when any of this may be different.
+        """`bus` has the order topic, `reader` reads it. `leads`: whether this member leads now. `changed` is told when
+        that may be different.
         """
         self.clock = clock
+        self._knows_time = False  # from a leader who lived when it said so, or from its own wall clock
+        self._jumped = False  # to it, and that was not reported
         self._bus = bus
         self._order = order
         self._reader = reader
@@ -68,7 +69,6 @@ class WrittenOrder:
         self._stepping = stepping
         self._changed = changed
         self._leads = leads
-        self._heard_others = heard_others
         self._notify = notify
         self._carried_out = order.last
         self._place = order.last, order.chain, reader.place.position - 1
@@ -99,11 +99,21 @@ class WrittenOrder:
         return earliest(*lost, self._reader.lost_since, self._unread_since)
 
     def now(self) -> int:
-        """What time it is for the engine."""
+        """What time it is for the engine; 0 while this member does not know, and does not lead."""
+        if not self._knows_time:
+            if not self._leads():
+                return 0
+            self._knows_time = self._jumped = True  # nobody counts whom we could have heard
+            self.clock.jump(self._loop.time(), wall_clock())
         return self.clock.read(self._loop.time(), wall_clock())
 
     def heard(self, now: int) -> None:
-        """A living leader says what time it is."""
+        """A living leader says what time it is, if it knows."""
+        if now:
+            self._knows_time = True
+            self._advance(now)
+
+    def _advance(self, now: int) -> None:
         self.clock.heard(now, self._loop.time(), wall_clock())
 
     async def run(self) -> None:
@@ -129,7 +139,7 @@ class WrittenOrder:
             await self._reader.aclose()
 
     async def _carry_out(self, entry: Entry) -> None:
-        self.heard(entry.now)
+        self._advance(entry.now)
         await self._stepping.tick(entry.now)
         for take in entry.takes:
             if not 0 <= take.input < len(self._inputs):
@@ -170,8 +180,7 @@ class WrittenOrder:
 
     async def _propose(self, backoff: Backoff) -> None:
         await self._catch_up()
-        if not self._heard_others():
-            self._jump()
+        self._report_jump()
         while self._leads():
             if (found := self._next_entry()) is None:
                 await self._wait_for_more()
@@ -192,10 +201,12 @@ class WrittenOrder:
         while self._leads() and (self._read_to < bounds.end or self._carried_out < self._order.last):
             await self._wait(_LEADS_EVERY)
 
-    def _jump(self) -> None:
-        by = self.clock.jump(self._loop.time(), wall_clock())
-        if by > 1_000_000 and self._order.last > 1:
-            _log.warning("nobody kept the engine's time for %.1f s: it goes on at the wall clock's", by / 1e6)
+    def _report_jump(self) -> None:
+        """Once all entries so far are carried out it is known how long nobody kept the time."""
+        now, last = self.now(), self._stepping.steps.now
+        if self._jumped and last is not None and now - last > 1_000_000:
+            _log.warning("nobody kept the engine's time for %.1f s: it goes on at the wall clock's", (now - last) / 1e6)
+        self._jumped = False
 
     def _next_entry(self) -> tuple[Entry, list[tuple[QueueInput, Offer]]] | None:
         """All that there is to take now. None if there is nothing and no timer is due, or an entry is under way."""

@@ -355,11 +355,6 @@ class Membership:
         """Another member was heard to lead, a moment ago."""
         return now - self._heard_other_at < HEARD
 
-    @property
-    def has_heard_others(self) -> bool:
-        """Another member was heard to lead since this one started."""
-        return self._heard_other_at > -math.inf
-
     def room(self, line: Line, size: int) -> bool:
         """Whether a line takes one more block. While any line lacks what the bus holds, the input has to go on,
         whatever waits in the other lines: a full one would keep the one that is behind from ever being eligible.

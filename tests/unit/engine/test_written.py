@@ -1,0 +1,107 @@
+"""Engines with a written order, on a bus in memory and a virtual clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import esp_pubsub as esp
+from esp_pubsub.engine import written
+from esp_pubsub.testing._sim_bus import SimFeed
+from esp_pubsub.testing.faults import Faults
+from tests.integration.members import AlwaysLeads
+from tests.unit.virtual_group import World, in_a_world
+
+URL = "dfESP://sim:5555/p/q"
+INPUT, OUTPUT = f"{URL}/In", f"{URL}/Out"
+SCHEMA = "id*:int64"
+
+
+YEAR = 365 * 24 * 3_600 * 1_000_000
+
+
+@esp.model(inputs={"In": SCHEMA}, outputs={"Out": SCHEMA}, timers=True)
+class Echo:
+    """Each block, and once more after a while."""
+
+    def __init__(self) -> None:
+        self.times: list[int] = []
+
+    def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
+        self.times.append(out.now)
+        out.emit("Out", block)
+        out.wake(str(block.id), out.now + 200_000)
+
+    def timer(self, key: str, out: esp.Out) -> None:
+        out.emit("Out", [(int(key),)])
+
+
+async def member(client: esp.Client, model: Any = None, **options: Any) -> esp.Engine:
+    return await client.engine(model or Echo(), URL, options=esp.EngineOptions(stall=0.5, close_timeout=1.0, **options))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # on a virtual clock
+            await asyncio.sleep(0.01)
+
+
+async def steps(engine: esp.Engine, count: int) -> None:
+    await until(lambda: engine.stats.steps == count)
+
+
+def test_a_beginning_that_nobody_confirms_is_waited_for_a_while_and_taken_at_the_next_attempt() -> None:
+    async def scene(world: World) -> None:
+        client = await world.client("A")
+        faults = Faults.into(client)
+        faults.hang("confirmed")
+        async with asyncio.timeout(60):
+            with pytest.raises(esp.BusUnavailable, match="/order"):
+                await member(client)
+        faults.heal()
+        engine = await member(client)
+        source = await client.publisher(INPUT, SCHEMA)
+        await source.inject([(1,)])
+        await steps(engine, 2)
+
+    in_a_world(scene)
+
+
+def test_members_that_begin_to_lead_together_begin_at_the_wall_clocks_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each hears the other lead before either knows what time it is."""
+    monkeypatch.setattr("esp_pubsub.failover.join.LogElection", lambda *_: AlwaysLeads())
+
+    async def scene(world: World) -> None:
+        model = Echo()
+        ours, theirs = await member(await world.client("A"), model), await member(await world.client("B"))
+        await until(lambda: ours.stats.role == theirs.stats.role == "active")
+        source = await (await world.client("C")).publisher(INPUT, SCHEMA)
+        await source.inject([(1,)])
+        await steps(ours, 2)
+        assert abs(model.times[0] - time.time_ns() // 1000) < YEAR
+
+    in_a_world(scene)
+
+
+def test_a_member_that_comes_when_nobody_kept_the_time_reports_how_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(world: World) -> None:
+        model, clock = Echo(), written.wall_clock
+        source = await (await world.client("C")).publisher(INPUT, SCHEMA)
+        first = await member(await world.client("A"))
+        await source.inject([(1,)])
+        await steps(first, 2)
+        await first.aclose()
+        monkeypatch.setattr("esp_pubsub.engine.written.wall_clock", lambda: clock() + 3_600_000_000)
+        second = await member(await world.client("B"), model)
+        await source.inject([(2,)])
+        await steps(second, 4)
+        assert 3_600_000_000 < model.times[1] - model.times[0] < 3_660_000_000
+        assert "nobody kept the engine's time for 3" in caplog.text
+
+    in_a_world(scene)
