@@ -71,6 +71,25 @@ def test_a_beginning_that_nobody_confirms_is_waited_for_a_while_and_taken_at_the
     in_a_world(scene)
 
 
+def test_a_leader_waits_for_what_another_one_ordered_though_a_timer_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esp_pubsub.failover.join.LogElection", lambda *_: AlwaysLeads())
+
+    async def scene(world: World) -> None:
+        ours, theirs = await member(await world.client("A")), await member(await world.client("B"))
+        await until(lambda: ours.stats.role == theirs.stats.role == "active")
+        source = await (await world.client("C")).publisher(INPUT, SCHEMA)
+        await source.inject([(1,)])
+        await steps(ours, 1)
+        await steps(theirs, 1)
+        world.broker.cut_topic("A", source.topic, 1.0, SimFeed)
+        await source.inject([(2,)])
+        await steps(theirs, 4)
+        assert ours.stats.steps == 1
+        await steps(ours, 4)
+
+    in_a_world(scene)
+
+
 def test_members_that_begin_to_lead_together_begin_at_the_wall_clocks_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each hears the other lead before either knows what time it is."""
     monkeypatch.setattr("esp_pubsub.failover.join.LogElection", lambda *_: AlwaysLeads())
