@@ -24,13 +24,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 PROCESS: ContextVar[str] = ContextVar("process", default="bus")
 CIRCLES = 50_000  # turns in one moment
-_numbers = itertools.count(1)
 
 
 class _Future(asyncio.Future[Any]):
-    def __new__(cls, *_: Any, **__: Any) -> _Future:
+    def __new__(cls, *_: Any, loop: VirtualLoop, **__: Any) -> _Future:
         self = super().__new__(cls)
-        self.number = next(_numbers)
+        self.number = next(loop.numbers)
         return self
 
     number: int
@@ -40,9 +39,9 @@ class _Future(asyncio.Future[Any]):
 
 
 class _Task(asyncio.Task[Any]):
-    def __new__(cls, *_: Any, **__: Any) -> _Task:
+    def __new__(cls, *_: Any, loop: VirtualLoop, **__: Any) -> _Task:
         self = super().__new__(cls)  # type: ignore[call-arg]  # typeshed gives __new__ what belongs to __init__
-        self.number = next(_numbers)
+        self.number = next(loop.numbers)
         return self
 
     number: int
@@ -56,7 +55,7 @@ class Stuck(Exception):
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """See the head of the file. `told` is the history, `problems` what nobody took care of."""
+    """See the head of the file. `told` is the history, `problems` what nobody took care of, `numbers` are hashes."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -64,6 +63,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.told: list[str] = []
         self.problems: list[str] = []
         self.turns = 0
+        self.numbers = itertools.count(1)
         self._now = 0.0
         self._jumped_at = 0
         self._ready: dict[str, deque[events.Handle]] = {}
