@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from esp_pubsub.address import Address
+from esp_pubsub.address import Address, Side
 from esp_pubsub.client import Client
 from esp_pubsub.errors import BusUnavailable, EspError
 from esp_pubsub.events import Block
@@ -32,26 +32,29 @@ STALL = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A window of the group, and what its rows say. `at`: which of the group's lines it is."""
+    """A window that is published to. `at`: which one it is of its side."""
 
     at: int
     url: str
-    text: str
+    side: Side
 
     @property
     def topic(self) -> str:
         """Where it is on the bus."""
-        return Address.parse(self.url).topic("in")
+        return Address.parse(self.url).topic(self.side)
 
-    def row(self, id: int) -> tuple[int, str]:
-        """The row of a block."""
-        return id, f"{self.text} {id}"
+    @property
+    def name(self) -> str:
+        """The last part of its URL."""
+        return self.url.rpartition("/")[2]
 
 
-WINDOWS = (
-    Window(0, "dfESP://sim:5555/project/query/window", "row"),
-    Window(1, "dfESP://sim:5555/project/query/other", "other row"),
-)
+WINDOW = Window(0, "dfESP://sim:5555/project/query/window", "in")
+
+
+def row(id: int) -> tuple[int, str]:
+    """The row of a block of the group of publishers."""
+    return id, f"row {id}"
 
 
 class Process:
@@ -120,14 +123,28 @@ class Process:
                 await asyncio.sleep(0.05)
 
 
-class MemberProcess(Process):
-    """A publisher of the group, with an input of its own pace."""
+class PacedProcess(Process):
+    """A process to which something comes from outside, block by block."""
 
     def __init__(self, run: Run, name: str, pace: float) -> None:
         super().__init__(run, name)
         self.pace = pace
         self.pause = 0.0
         self.stopped = False
+
+    async def wait_for_its_input(self) -> None:
+        """The next block of its input comes, or never."""
+        await asyncio.sleep(self.pause + self.run.loop.rng.random() * 2 * self.pace)
+        self.pause = 0.0
+        if self.stopped:
+            await self.run.loop.create_future()  # for good
+
+
+class MemberProcess(PacedProcess):
+    """A publisher of the group, with an input of its own pace."""
+
+    def __init__(self, run: Run, name: str, pace: float) -> None:
+        super().__init__(run, name, pace)
         self.sent_most = [0] * len(run.windows)
         self.publisher: Publisher | None = None
 
@@ -152,18 +169,11 @@ class MemberProcess(Process):
         await self._flush(publisher)
         self.run.tell(f"{self.process} has all its blocks on the bus")
 
-    async def wait_for_its_input(self) -> None:
-        """The next block of its input comes, or never."""
-        await asyncio.sleep(self.pause + self.run.loop.rng.random() * 2 * self.pace)
-        self.pause = 0.0
-        if self.stopped:
-            await self.run.loop.create_future()  # for good
-
     async def _inject(self, publisher: Publisher, number: int) -> Delivery:
         while True:
             try:
                 async with self.in_a_hurry(0.05):
-                    return await publisher.inject([self.run.windows[0].row(number)])
+                    return await publisher.inject([row(number)])
             except TimeoutError:
                 if publisher.stats.given >= number:
                     self.run.wrong(f"{self.process} cancelled the inject of block {number}, and it has an id")
@@ -294,7 +304,7 @@ class SubscriberProcess(Process):
                 first, self.last = False, block.id
                 self.run.tell(f"{self.process} gets {block.id}")
                 self.unconfirmed.append(block)
-            is_last = self.last == self.run.blocks[self.window.at]
+            is_last = self.last == self.run.last(self.window)
             if self.all_of_them.group is not None and self.unconfirmed and (is_last or rng.random() < 0.3):
                 await self._confirm(subscriber, self.unconfirmed[-1] if is_last else rng.choice(self.unconfirmed))
 
@@ -302,7 +312,9 @@ class SubscriberProcess(Process):
         """Its subscriber."""
         group = self.all_of_them.group
         opened: Subscriber = await self.opened(
-            lambda: client.subscriber(self.window.url, side="in", start="earliest", group=group, schema=SCHEMA)
+            lambda: client.subscriber(
+                self.window.url, side=self.window.side, start="earliest", group=group, schema=SCHEMA
+            )
         )
         return opened
 
@@ -322,7 +334,7 @@ class SubscriberProcess(Process):
         lowest = self.began_behind if first else self.last
         if not lowest + 1 <= block.id <= max(lowest, group.tried) + 1:
             self.run.wrong(f"{self.process} got block {block.id}, and {lowest + 1} must come")
-        if block.rows() != [self.window.row(block.id)]:
+        if block.rows() != self.run.rows(self.window, block.id):
             self.run.wrong(f"{self.process} got {block.rows()} for block {block.id}")
         if first and len(group.readers) == 1:
             group.tried = block.id - 1  # nothing further was stored, or it would not have come
@@ -347,9 +359,7 @@ class SubscriberProcess(Process):
     @property
     def is_through(self) -> bool:
         """See `Process.is_through`."""
-        return any(
-            reader.alive and reader.last == self.run.blocks[self.window.at] for reader in self.all_of_them.readers
-        )
+        return any(reader.alive and reader.last == self.run.last(self.window) for reader in self.all_of_them.readers)
 
 
 class LateProcess(SubscriberProcess):
@@ -363,7 +373,7 @@ class LateProcess(SubscriberProcess):
     async def open(self, client: Client) -> Subscriber:
         """See `SubscriberProcess.open`."""
         opened: Subscriber = await self.opened(
-            lambda: client.subscriber(self.window.url, side="in", start="latest", schema=SCHEMA)
+            lambda: client.subscriber(self.window.url, side=self.window.side, start="latest", schema=SCHEMA)
         )
         self.sent_before = max(member.sent(self.window.at) for member in self.run.members)
         self.run.tell(f"{self.process} is there, {self.sent_before} sent before")
@@ -386,4 +396,4 @@ class LateProcess(SubscriberProcess):
     @property
     def is_through(self) -> bool:
         """See `Process.is_through`."""
-        return super().is_through or self.sent_before == self.run.blocks[self.window.at]
+        return super().is_through or self.sent_before == self.run.last(self.window)

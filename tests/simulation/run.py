@@ -1,14 +1,17 @@
-"""The simulation: the real client, publisher, sender, group, election and subscriber, on a simulated bus, by a seed.
+"""The simulation: the real client, publisher, engine, sender, group, election and subscriber, on a simulated bus, by a
+seed.
 
-The theory. One seed draws everything: the kind of bus, how many members and subscribers there are, how fast their
-inputs are, whether these feed one line or two, which accidents happen when, every delay, and who of the processes has
-the next turn of the one loop. So a run is a history that can be had again, and a thousand runs are a thousand histories
-that no clock was needed for.
+The theory. One seed draws everything: the kind of bus, whether the members publish what comes to them or are an engine
+that reads it, and how many there are, how fast inputs are, which accidents happen when, every delay, and who of the
+processes has the next turn of the one loop. So a run is a history that can be had again, and a thousand runs are a
+thousand histories that no clock was needed for.
 
 What is checked. All along: each subscriber's user gets 1, 2, 3, ... with the rows of its id; nothing is told as missed,
 different or bad; one that restarts goes on behind what it, or another reader of its group, confirmed, or was confirming
 when it died; in the moment in which a delivery says acked or covered, or a flush or a hand-over returns, the block and
-all before it stand on the log, or in every subscriber's queue; what is cancelled has done nothing by half. At the end,
+all before it stand on the log, or in every subscriber's queue; what is cancelled has done nothing by half. Members of
+an engine take prefixes of one order, in which each block of each input stands once and in its place, timers stand where
+they are due, and time does not go back; what subscribers get is what that order yields (computation.py). At the end,
 when the faults have stopped: within `PATIENCE` virtual seconds every subscriber has every block, every member that
 lives has every block acknowledged or covered, and one member leads, the same one for a while.
 
@@ -25,20 +28,23 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from esp_pubsub.testing._sim_bus import Broker
+from esp_pubsub.engine import written
+from esp_pubsub.testing._sim_bus import Broker, SimFeed, SimPipe
 from esp_pubsub.testing._virtual import PROCESS, Stuck, VirtualLoop
 from tests.model.explorer import Broken
 from tests.model.judges import Standing
 
-from .lines import LinesProcess
-from .processes import LATEST, WINDOWS, LateProcess, MemberProcess, Process, Readership, SubscriberProcess
+from .computation import OneOrder, script
+from .engines import INPUT_WINDOWS, ORDER, OUTPUT_WINDOWS, EngineProcess, FeedProcess
+from .processes import LATEST, WINDOW, LateProcess, MemberProcess, Process, Readership, SubscriberProcess, Window, row
 
 PATIENCE = 40.0
 _QUIET = 1.0
+_EPOCH = 1_700_000_000_000_000
 
 Kind = Literal["log", "holes", "queues"]
 
@@ -81,8 +87,18 @@ class Plan:
     """How many of a user's calls are cancelled after a moment, as a share."""
     restless: bool
     """Whether readers of groups lose them to each other, and die, all the time."""
-    lines: int
-    """How many the members have; one input feeds them all."""
+    engine: bool
+    """Whether the members are of an engine; else they are publishers. The rest is about engines."""
+    written: bool
+    """Whether a written order is asked for; several inputs, timers and queues need one anyway."""
+    inputs: int
+    timers: bool
+    prefilled: bool
+    """Whether all of the input is there before the members are, where that can be."""
+    clocks: tuple[float, ...]
+    """How wrong each member's clock is, in seconds."""
+    entry_bytes: int
+    """The largest message of the order beside queues."""
 
     def __str__(self) -> str:
         lines = [f"{name} = {getattr(self, name)}" for name in self.__slots__ if name != "accidents"]
@@ -92,6 +108,10 @@ class Plan:
 _MEMBERS = ("freeze", "kill", "cut", "hand over", "pause the input", "kill all", "the input stops")
 _SUBSCRIBERS = ("freeze a subscriber", "kill a subscriber", "cut a subscriber")
 _BUS = ("stall", "slow")
+ENGINES = (
+    "cut a line", "cut a line", "cut an input", "cut the order", "cut the order's reader", "cut a feeder", "close",
+    "set the clock",
+)  # fmt: skip
 
 
 def draw(seed: int) -> Plan:
@@ -123,7 +143,13 @@ def draw(seed: int) -> Plan:
         readers=rng.choice((1, 2)) if grouped else 1,
         haste=rng.choice((0.0, 0.3)),
         restless=grouped and rng.random() < 0.2,
-        lines=rng.choices((1, 2), (7, 3))[0],
+        engine=rng.choices((False, True), (2, 1))[0],
+        written=rng.random() < 0.5,
+        inputs=rng.choice((1, 2)),
+        timers=rng.random() < 0.5,
+        prefilled=rng.random() < 0.2,
+        clocks=tuple(rng.choice((0.0, 0.0, 0.3, -3_600.0, 3_600.0)) for _ in range(members)),
+        entry_bytes=rng.choice((1 << 10, 1 << 20)),
     )
 
 
@@ -134,20 +160,13 @@ def _restless(plan: Plan) -> Iterator[Accident]:
         yield Accident(rng.uniform(0.05, plan.calm_after), what, rng.randrange(6), 0.02)
 
 
-def _line_cuts(plan: Plan) -> Iterator[Accident]:
+def of_engines(plan: Plan) -> Iterator[Accident]:
+    """What goes wrong in an engine besides."""
     rng = random.Random(plan.seed + 4)
-    for _ in range(rng.randrange(3)):
-        yield Accident(rng.uniform(0.05, plan.calm_after), "cut a line", rng.randrange(6), rng.choice((0.3, 0.7, 1.2)))
-
-
-def _script(plan: Plan) -> list[tuple[int, ...]]:
-    """For each block of the input, the lines to which it gives one: now this one for a while, now that one, or both."""
-    if plan.lines == 1:
-        return [(0,)] * plan.blocks
-    rng, script = random.Random(plan.seed + 5), list[tuple[int, ...]]()
-    while len(script) < plan.blocks:
-        script += [rng.choice(((0,), (1,), (0, 1)))] * rng.choice((1, 2, 5))
-    return script[: plan.blocks]
+    for _ in range(rng.randrange(5)):
+        yield Accident(
+            rng.uniform(0.05, plan.calm_after), rng.choice(ENGINES), rng.randrange(6), rng.choice((0.3, 0.7, 1.2))
+        )
 
 
 def _in_order(accidents: Iterable[Accident]) -> tuple[Accident, ...]:
@@ -167,11 +186,18 @@ class Run:
     def __post_init__(self) -> None:
         self.loop = VirtualLoop(random.Random(self.plan.seed + 1))  # type: ignore[abstract]  # it has what the SDK calls
         self.broker = Broker(self.loop, self.plan.kind, deaths=self.plan.deaths)
-        self.windows = WINDOWS[: self.plan.lines]
-        self.script = _script(self.plan)
-        self.blocks = [sum(at in to for to in self.script) for at in range(self.plan.lines)]
-        kind = MemberProcess if self.plan.lines == 1 else LinesProcess
-        self.members = [kind(self, "ABC"[at], pace) for at, pace in enumerate(self.plan.pace)]
+        self.broker.log_bytes = self.plan.entry_bytes
+        self.windows = OUTPUT_WINDOWS if self.plan.engine else (WINDOW,)
+        self.inputs = INPUT_WINDOWS[: self.plan.inputs] if self.plan.engine else ()
+        self.scripts = {each.name: script(self.plan.seed + 5 + each.at, self.plan.blocks) for each in self.inputs}
+        self.order = OneOrder(self, self.scripts, timers=self.plan.timers)
+        self.clocks = dict(zip("ABC", self.plan.clocks, strict=False))
+        self.offsets = set(self.plan.clocks)
+        self.feeders = [FeedProcess(self, each, self.plan.pace[each.at]) for each in self.inputs]
+        self.members = [
+            EngineProcess(self, "ABC"[at]) if self.plan.engine else MemberProcess(self, "ABC"[at], pace)
+            for at, pace in enumerate(self.plan.pace)
+        ]
         self.subscribers = [
             SubscriberProcess(self, f"{'ST'[window.at]}{at}{'ab'[reader]}-", readership, window)
             for window in self.windows
@@ -194,6 +220,29 @@ class Run:
             return
         self.tell(f"WRONG: {text}")
         self.errors.append(text)
+
+    def clock(self) -> int:
+        """What time it is for the process at hand: microseconds since the epoch, by its own clock."""
+        return _EPOCH + int(1e6 * (self.loop.time() + self.clocks[PROCESS.get()[0]]))
+
+    @property
+    def clocks_say(self) -> tuple[int, int]:
+        """What time it is at least and at most, by any clock that there was."""
+        at = _EPOCH + int(1e6 * self.loop.time())
+        return at + int(1e6 * min(self.offsets)), at + int(1e6 * max(self.offsets))
+
+    def rows(self, window: Window, id: int) -> object:
+        """What a block says; None for one that nobody can have built."""
+        if not self.plan.engine:
+            return [row(id)]
+        emitted = self.order.emitted[window.name]
+        return emitted[id - 1] if id <= len(emitted) else None
+
+    def last(self, window: Window) -> int | None:
+        """The last block of a window, once that is known."""
+        if not self.plan.engine:
+            return self.plan.blocks
+        return len(self.order.emitted[window.name]) if self.order.is_complete else None
 
     def must_stand(self, topic: str, id: int, because: str) -> None:
         """This block and all before it are on the log, or in the queue of every subscriber that came first, now."""
@@ -233,9 +282,11 @@ class Run:
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         random.seed(self.plan.seed + 2)
+        wall_clock, written.wall_clock = written.wall_clock, self.clock
         try:
             yield
         finally:
+            written.wall_clock = wall_clock
             random.setstate(before)
             log.removeHandler(handler)
             log.setLevel(level)
@@ -247,16 +298,19 @@ class Run:
         if self.plan.kind == "queues":  # a queue sees what comes after it
             while len(self.broker.open) < len(self.subscribers):
                 await self.broker.news()
+        if self.plan.prefilled and self.plan.kind != "queues":
+            await self._fill()
         for member in self.members:
             member.start()
         self.broker.faults = self.plan.faults
+        self.loop.spawn("bus", self._feed())
         if self.plan.late is not None:
             for late in self.late:
                 self.broker.never_away.add(f"{late.name}1")
                 self.loop.in_bus(self.plan.late, late.start)
         restless = _restless(self.plan) if self.plan.restless else ()
-        line_cuts = _line_cuts(self.plan) if self.plan.lines > 1 else ()
-        for accident in _in_order([*self.plan.accidents, *restless, *line_cuts]):
+        besides = of_engines(self.plan) if self.plan.engine else ()
+        for accident in _in_order([*self.plan.accidents, *restless, *besides]):
             await asyncio.sleep(max(0.0, accident.at - self.loop.time()))
             self._happens(accident)
         await asyncio.sleep(max(0.0, self.plan.calm_after - self.loop.time()))
@@ -264,31 +318,80 @@ class Run:
         self.tell("no more faults")
         await self._everything_comes()
 
+    async def _fill(self) -> None:
+        for feeder in self.feeders:
+            feeder.pace = 0.0
+            feeder.start()
+        while not all(feeder.is_through for feeder in self.feeders):  # noqa: ASYNC110  # what it looks at tells nobody
+            await asyncio.sleep(0.01)
+
+    async def _feed(self) -> None:
+        """Publish the input; to a queue, once it is there, for it sees only what comes after it."""
+        for feeder in self.feeders:
+            while self.plan.kind == "queues" and not self.broker.topic(feeder.window.topic).queues:
+                await self.broker.news()
+            if not feeder.starts:
+                feeder.start()
+
     def _happens(self, accident: Accident) -> None:
         self.tell(f"{accident.what} {accident.who} for {accident.seconds} s")
         member = self.members[accident.who % len(self.members)]
-        subscriber = self.subscribers[accident.who % len(self.subscribers)]
         seconds, what = accident.seconds, accident.what
-        process: Process = subscriber if "subscriber" in what else member
+        process = self._whose(accident)
         if what == "stall":
             self.broker.stalled_until = self.loop.time() + seconds
         elif what == "slow":
             self.broker.slow_until = self.loop.time() + seconds
         elif what == "hand over":
             member.hand_over()
-        elif what == "pause the input":
-            member.pause = seconds
-        elif what == "the input stops":
-            member.stopped = member.stopped or sum(not other.stopped for other in self.members) > 1
-        elif what == "cut a line":
-            self.broker.cut_topic(member.process, self.windows[accident.who // 2 % len(self.windows)].topic, seconds)
+        elif "the input" in what:
+            self._interrupt(accident)
+        elif what in ENGINES and isinstance(member, EngineProcess) and "feeder" not in what:
+            self._happens_to_engine(member, accident)
         elif what.startswith("freeze"):
             self._freeze(process, seconds)
         elif what.startswith("cut"):
             self.broker.cut(process.process, seconds)
         else:
             for victim in self.members if what == "kill all" else [process]:
-                self._kill(victim, seconds)
+                self.kill(victim, seconds)
+
+    def _whose(self, accident: Accident) -> Process:
+        kinds: dict[str, Sequence[Process]] = {"subscriber": self.subscribers, "feeder": self.feeders}
+        among = next((some for kind, some in kinds.items() if kind in accident.what), self.members)
+        return among[accident.who % len(among)]
+
+    def _interrupt(self, accident: Accident) -> None:
+        """The input of a publisher, or of all members of an engine, comes later, or stops for good, or for a while."""
+        if self.plan.engine:
+            feeder = self.feeders[accident.who % len(self.feeders)]
+            if accident.what == "pause the input":
+                feeder.pause = accident.seconds
+            else:
+                self._freeze(feeder, accident.seconds)
+            return
+        member = self.members[accident.who % len(self.members)]
+        if accident.what == "pause the input":
+            member.pause = accident.seconds
+        else:
+            member.stopped = member.stopped or sum(not other.stopped for other in self.members) > 1
+
+    def _happens_to_engine(self, member: EngineProcess, accident: Accident) -> None:
+        one, seconds = accident.who // 2, accident.seconds
+        match accident.what:
+            case "close":
+                member.close(seconds)
+            case "set the clock":
+                self.clocks[member.name] = (-3_600.0, -1.0, 1.0, 3_600.0)[accident.who % 4]
+                self.offsets.add(self.clocks[member.name])
+            case "cut a line":
+                self.broker.cut_topic(member.process, self.windows[one % len(self.windows)].topic, seconds)
+            case "cut an input":
+                topic = self.inputs[one % len(self.inputs)].topic
+                self.broker.cut_topic(member.process, topic, seconds, SimFeed)
+            case _:
+                what = SimFeed if "reader" in accident.what else SimPipe
+                self.broker.cut_topic(member.process, ORDER, seconds, what)
 
     def _freeze(self, process: Process, seconds: float) -> None:
         if process.alive:
@@ -301,7 +404,8 @@ class Run:
             self.tell(f"{name} goes on")
             self.loop.frozen.discard(name)
 
-    def _kill(self, process: Process, seconds: float) -> None:
+    def kill(self, process: Process, seconds: float) -> None:
+        """End a process, and start it again after a while."""
         if process.alive:
             process.kill()
             self.dying += 1
@@ -314,7 +418,7 @@ class Run:
     async def _everything_comes(self) -> None:
         """Progress. In the end one member leads, and goes on leading."""
         until = self.loop.time() + PATIENCE
-        everybody: list[Process] = [*self.subscribers, *self.members]
+        everybody: list[Process] = [*self.subscribers, *self.members, *self.feeders]
         if self.plan.late is not None:
             everybody += self.late
         quiet_since, leader = self.loop.time(), ""

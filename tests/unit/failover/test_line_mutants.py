@@ -134,10 +134,10 @@ def test_the_simulation_catches(mutant: Mutant, changes: dict[str, Any], monkeyp
     mutant(monkeypatch)
     with pytest.raises(Wrong):
         for seed in range(SEEDS):
-            run(seed, lines=2, **changes)
+            run(seed, engine=True, **changes)
 
 
 @pytest.mark.parametrize("changes", [QUIET | changes for _, changes in IN_SIMULATION[-2:]])
 def test_the_real_machine_passes_what_is_put_in_the_way_of_mutants(changes: dict[str, Any]) -> None:
     for seed in range(20):
-        run(seed, lines=2, **changes)
+        run(seed, engine=True, **changes)

@@ -1,6 +1,7 @@
 """The simulation: some hundred seeds here, ten thousand by `make simulate SEEDS=10000`."""
 
 import asyncio
+import itertools
 import random
 import re
 from collections import Counter
@@ -34,7 +35,12 @@ def test_seeds_draw_every_kind_of_bus_and_every_accident() -> None:
     assert min(drawn.values()) > 10
     assert any(plan.all_lead for plan in plans)
     assert any(plan.late is not None for plan in plans)
-    assert 0.2 < sum(plan.lines == 2 for plan in plans) / SEEDS < 0.4
+    engines = [plan for plan in plans if plan.engine]
+    assert 0.25 < len(engines) / SEEDS < 0.45
+    assert {(plan.kind, plan.inputs, plan.timers) for plan in engines} == set(
+        itertools.product(("log", "holes", "queues"), (1, 2), (False, True))
+    )
+    assert {what.what for plan in engines for what in simulation.of_engines(plan)} == set(simulation.ENGINES)
 
 
 def test_a_seed_is_one_history() -> None:

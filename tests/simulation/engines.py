@@ -1,0 +1,160 @@
+"""Engines in the simulation: their members, and the processes that publish what they read. See run.py."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from esp_pubsub.client import Client
+from esp_pubsub.engine.engine import Engine
+from esp_pubsub.engine.options import EngineOptions, LineStats
+from esp_pubsub.errors import EspError
+from esp_pubsub.publisher import Publisher, PublisherOptions
+from esp_pubsub.sender import Sender
+
+from .computation import INPUT, INPUTS, OUTPUTS, Step, make_model
+from .processes import LATEST, STALL, AlwaysLeads, MemberProcess, PacedProcess, Window
+
+if TYPE_CHECKING:
+    from .run import Run
+
+URL = "dfESP://sim:5555/project/query"
+INPUT_WINDOWS = tuple(Window(at, f"{URL}/{name}", "in") for at, name in enumerate(INPUTS))
+OUTPUT_WINDOWS = tuple(Window(at, f"{URL}/{name}", "out") for at, name in enumerate(OUTPUTS))
+ORDER = "sim:5555/M/F/engine/project/query/order"
+
+
+class EngineProcess(MemberProcess):
+    """A member of an engine."""
+
+    def __init__(self, run: Run, name: str) -> None:
+        super().__init__(run, name, 0.0)
+        self.engine: Engine | None = None
+        self.steps = 0
+        self.claimed = [0] * len(run.windows)
+
+    async def work(self, client: Client) -> None:
+        """See `Process.work`."""
+        self.sent_most = [self.sent(at) for at in range(len(self.run.windows))]
+        self.engine, self.steps, self.claimed = None, 0, [0] * len(self.run.windows)
+        engine = self.engine = await self.opened(lambda: self._open(client))
+        if self.run.plan.all_lead:
+            vars(vars(engine)["_group"]).update(_election=AlwaysLeads())
+        await engine.wait()
+
+    async def _open(self, client: Client) -> Engine:
+        plan, inputs = self.run.plan, [window.name for window in self.run.inputs]
+        options = EngineOptions(
+            buffer=plan.buffer, stall=STALL, close_timeout=0.5, order="written" if plan.written else None
+        )
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with self.in_a_hurry(0.05):
+                    return await client.engine(
+                        make_model(self._takes, inputs, timers=plan.timers), URL, options=options
+                    )
+
+    def _takes(self, step: Step) -> None:
+        self.run.order.take(self.process, self.steps, step)
+        self.steps += 1
+        self._check_claims()
+
+    def _check_claims(self) -> None:
+        """What it believes to be on the bus is there."""
+        for at, (window, line) in enumerate(zip(self.run.windows, self.lines, strict=False)):
+            if line.on_bus > self.claimed[at]:
+                self.claimed[at] = line.on_bus
+                because = f"{self.process} says that block {line.on_bus} of {window.topic} is on the bus"
+                self.run.must_stand(window.topic, line.on_bus, because)
+
+    @property
+    def lines(self) -> tuple[LineStats, ...]:
+        """Where its lines are."""
+        return self.engine.stats.lines if self.engine is not None else ()
+
+    @property
+    def leads(self) -> bool:
+        """See `MemberProcess.leads`."""
+        return self.alive and self.engine is not None and self.engine.stats.role == "active"
+
+    @property
+    def is_through(self) -> bool:
+        """See `Process.is_through`."""
+        self._check_claims()
+        order = self.run.order
+        if self.engine is None or not order.is_complete or self.steps != len(order.steps):
+            return False
+        return [line.on_bus for line in self.lines] == [len(order.emitted[name]) for name in OUTPUTS]
+
+    def sent(self, at: int) -> int:
+        """See `MemberProcess.sent`."""
+        if self.engine is None:
+            return self.sent_most[at]
+        sender: Sender = vars(vars(self.engine)["_group"])["_senders"][at]
+        return max(sender.sent, self.lines[at].on_bus, self.sent_most[at])
+
+    @property
+    def is_eligible(self) -> bool:
+        """See `MemberProcess.is_eligible`."""
+        return self.engine is not None and all(line.given >= line.on_bus for line in self.lines)
+
+    @property
+    def where(self) -> str:
+        """See `MemberProcess.where`."""
+        return str(self.engine.stats) if self.engine is not None else "the door"
+
+    def hand_over(self) -> None:
+        """See `MemberProcess.hand_over`."""
+        if self.engine is not None and self.alive:
+            self.run.tell(f"{self.process} is asked to hand over")
+            self.run.loop.spawn(self.process, self._hand_over_all(self.process, self.engine))
+
+    async def _hand_over_all(self, process: str, engine: Engine) -> None:
+        led, lines = engine.stats.role == "active", engine.stats.lines
+        with contextlib.suppress(EspError, TimeoutError):
+            async with self.in_a_hurry(0.5):
+                await engine.hand_over()
+                for window, line in zip(self.run.windows, lines, strict=True) if led else ():
+                    self.run.must_stand(window.topic, line.given, f"{process} has handed over after block {line.given}")
+
+    def close(self, seconds: float) -> None:
+        """Leave politely, and come back after a while."""
+        if self.alive and self.engine is not None:
+            self.run.tell(f"{self.process} is asked to close")
+            self.run.loop.spawn(self.process, self._close(self.engine, seconds))
+
+    async def _close(self, engine: Engine, seconds: float) -> None:
+        try:
+            await engine.aclose()
+        except EspError as error:
+            self.run.wrong(f"{self.process} closed with {error!r}")
+        self.run.kill(self, seconds)
+
+
+class FeedProcess(PacedProcess):
+    """A publisher of an input window."""
+
+    def __init__(self, run: Run, window: Window, pace: float) -> None:
+        super().__init__(run, "IJ"[window.at], pace)
+        self.window = window
+        self.publisher: Publisher | None = None
+
+    async def work(self, client: Client) -> None:
+        """See `Process.work`."""
+        publisher = self.publisher = await self.opened(
+            lambda: client.publisher(
+                self.window.url,
+                INPUT,
+                options=PublisherOptions(stall=STALL, ack_timeout=LATEST, close_timeout=0.1),
+            )
+        )
+        for row in self.run.scripts[self.window.name]:
+            await self.wait_for_its_input()
+            await publisher.inject([row])
+        await publisher.flush()
+        self.run.tell(f"{self.process} has all its blocks on the bus")
+
+    @property
+    def is_through(self) -> bool:
+        """See `Process.is_through`."""
+        return self.publisher is not None and self.publisher.stats.acked == self.run.plan.blocks
