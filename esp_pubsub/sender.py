@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
+from ._tasks import run_all
 from .backoff import Backoff
 from .bus import Bus, Pipe
 from .errors import BusError, BusUnavailable
@@ -97,12 +97,7 @@ class Sender:
         self._written_bytes = 0
         self._carried = 0
         try:
-            async with asyncio.TaskGroup() as tasks:
-                both = [tasks.create_task(_outcome(work)) for work in (self._write(pipe), self._confirm(pipe))]
-                ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-                for task in both:
-                    task.cancel()
-            raise next(task for task in both if task in ended).result()
+            await run_all(self._write(pipe), self._confirm(pipe))
         finally:
             await pipe.aclose()
 
@@ -182,14 +177,3 @@ class Sender:
 
 def _size(blocks: list[Sealed]) -> int:
     return sum(block.size for block in blocks)
-
-
-async def _outcome(work: Coroutine[Any, Any, None]) -> Exception:
-    """How a task of a pipe ended. It is returned, because on Python 3.11 a TaskGroup that is cancelled in the very turn
-    in which a child raises forgets the cancellation.
-    """
-    try:
-        await work
-    except Exception as error:  # noqa: BLE001  # raised by whoever asked
-        return error
-    raise AssertionError("a pipe's tasks end by trouble only")

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from .._news import News
-from .._tasks import first_error, run_all
+from .._tasks import run_all, run_until_one_ends
 from ..backoff import Backoff
 from ..bus import Bus, Message, Pipe
 from ..errors import BusUnavailable
@@ -167,14 +167,8 @@ class WrittenOrder:
     async def _lead(self, backoff: Backoff) -> None:
         """Write entries, and read queues, as long as this member leads."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                queues = [each for each in self._inputs if isinstance(each, QueueInput)]
-                reading = [tasks.create_task(queue.run()) for queue in queues]
-                await self._propose(backoff)
-                for task in reading:
-                    task.cancel()
-        except ExceptionGroup as group:
-            raise first_error(group) from None
+            queues = [each.run() for each in self._inputs if isinstance(each, QueueInput)]
+            await run_until_one_ends(self._propose(backoff), *queues)
         finally:
             await self._drop_pipe()
 
