@@ -406,7 +406,7 @@ class Run:
 
     def kill(self, process: Process, seconds: float) -> None:
         """End a process, and start it again after a while."""
-        if process.alive:
+        if process.alive and not self.broker.ended:
             process.kill()
             self.dying += 1
             self.loop.in_bus(seconds, self._restart, process)
