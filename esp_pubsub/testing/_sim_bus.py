@@ -196,7 +196,8 @@ class SimPipe:
             broker.loop.in_bus(broker.delay(), self._move)
 
     def _accident(self, kind: str) -> None:
-        if kind == "hole" and (self._broker.capabilities.suffix_only or "/F/" in self.name):
+        said = "/F/" in self.name and not self.name.endswith("/order")  # each word of a group stands alone
+        if kind == "hole" and (self._broker.capabilities.suffix_only or said):
             kind = "cut"
         self._broker.loop.tell(f"{self.process}: {kind} in a pipe to {self.name}")
         if kind == "hole":

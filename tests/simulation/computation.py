@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import esp_pubsub as esp
+from esp_pubsub.testing.models import run_model
 
 from .processes import SCHEMA
 
@@ -169,6 +170,16 @@ class OneOrder:
     def cancel(self, key: str) -> None:
         """See `Out.cancel`."""
         self.timers.pop(key, None)
+
+    def check_whole(self) -> None:
+        """What the judge computed is what `run_model` makes of the same order, where that has no timers."""
+        if self._has_timers or not self._scripts:
+            return
+        model = make_model(lambda step: None, list(self._scripts), timers=False)
+        steps = [(str(window), [self._scripts[str(window)][int(id) - 1]]) for window, id, _ in self.steps]
+        emitted = {window: [block.rows() for block in blocks] for window, blocks in run_model(model, steps).items()}
+        if emitted != self.emitted:
+            self._run.wrong(f"run_model makes {emitted} of the order, and the judge {self.emitted}")
 
     @property
     def is_complete(self) -> bool:

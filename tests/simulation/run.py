@@ -149,7 +149,7 @@ def draw(seed: int) -> Plan:
         timers=rng.random() < 0.5,
         prefilled=rng.random() < 0.2,
         clocks=tuple(rng.choice((0.0, 0.0, 0.3, -3_600.0, 3_600.0)) for _ in range(members)),
-        entry_bytes=rng.choice((1 << 10, 1 << 20)),
+        entry_bytes=rng.choice((256, 1 << 20)),
     )
 
 
@@ -429,6 +429,8 @@ class Run:
                 quiet_since, leader = now, leading
             through = not self.dying and all(one.is_through for one in everybody)
             quiet = now - quiet_since >= _QUIET or self.plan.all_lead
+            if through and quiet:
+                self.order.check_whole()
             if self.errors or (through and quiet):
                 return
             for member in self.members:
