@@ -75,7 +75,7 @@ class WrittenOrder:
         self._read_to = reader.place.position
         self._unread_since: float | None = None
         self._pipe: Pipe | None = None
-        self._written = 0
+        self._trouble: asyncio.Task[None] | None = None  # of that pipe
         self._largest = bus.capabilities.max_message_bytes
         self._loop = asyncio.get_running_loop()
 
@@ -236,21 +236,21 @@ class WrittenOrder:
             return
 
     async def _put(self, proposal: Proposal) -> None:
-        """Write it, and wait until it is decided, or this member leads no more. BusUnavailable where it is not in time.
-
-        The pipe is dropped after any trouble, a cancelled write included.
+        """Write it, and wait until it is decided, or this member leads no more. BusUnavailable where it is not in time,
+        or the pipe has trouble. The pipe is dropped then, and after a cancelled write.
         """
         topic, order = self._reader.topic, self._order
-        self._unread_since = self._unread_since or asyncio.get_running_loop().time()
+        self._unread_since = self._unread_since or self._loop.time()
         try:
             async with asyncio.timeout(_WRITE_DEADLINE):
                 if self._pipe is None:
-                    self._pipe, self._written = await self._bus.pipe(topic), 0
-                await self._pipe.write(frames(proposal.frames, 0, wall_clock()))
+                    await self._open_pipe(topic)
+                if self._pipe is not None:
+                    await self._pipe.write(frames(proposal.frames, 0, wall_clock()))
                 while self._leads() and not order.is_decided(proposal):
+                    if self._trouble is not None and self._trouble.done():
+                        self._trouble.result()  # which raises it
                     await self._wait(_LEADS_EVERY)
-                if order.is_decided(proposal):
-                    self._written = await self._pipe.confirmed(self._written)
         except TimeoutError:
             await self._drop_pipe()
             raise BusUnavailable(f"{topic}: no entry was read back within {_WRITE_DEADLINE:g} s", topic=topic) from None
@@ -259,7 +259,24 @@ class WrittenOrder:
             raise
         self._unread_since = None
 
+    async def _open_pipe(self, topic: str) -> None:
+        self._pipe = pipe = await self._bus.pipe(topic)
+        self._trouble = asyncio.create_task(_trouble(pipe), name=f"esp pipe of {topic}")
+        self._trouble.add_done_callback(lambda _: self._changed.tell())
+
     async def _drop_pipe(self) -> None:
         pipe, self._pipe = self._pipe, None
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            trouble.cancel()
+            await asyncio.wait([trouble])
+            _ = trouble.cancelled() or trouble.exception()  # it is seen
         if pipe is not None:
             await pipe.aclose()
+
+
+async def _trouble(pipe: Pipe) -> None:
+    """Wait until the pipe has trouble, and raise it. What it confirms says nothing: it is read back, or it is not."""
+    confirmed = 0
+    while True:
+        confirmed = await pipe.confirmed(confirmed)

@@ -11,7 +11,7 @@ import pytest
 
 import esp_pubsub as esp
 from esp_pubsub.engine import written
-from esp_pubsub.testing._sim_bus import SimFeed
+from esp_pubsub.testing._sim_bus import SimFeed, SimPipe
 from esp_pubsub.testing.faults import Faults
 from tests.integration.members import AlwaysLeads
 from tests.unit.virtual_group import World, in_a_world
@@ -122,5 +122,38 @@ def test_a_member_that_comes_when_nobody_kept_the_time_reports_how_long(
         await steps(second, 4)
         assert 3_600_000_000 < model.times[1] - model.times[0] < 3_660_000_000
         assert "nobody kept the engine's time for 3" in caplog.text
+
+    in_a_world(scene)
+
+
+async def with_an_order_pipe(world: World) -> tuple[esp.Engine, esp.Publisher, SimPipe]:
+    """An engine that has taken a block, a publisher of its input, and the pipe through which it writes its order."""
+    source = await (await world.client("C")).publisher(INPUT, SCHEMA)
+    engine = await member(await world.client("A"))
+    await source.inject([(1,)])
+    await steps(engine, 2)
+    [pipe] = [each for each in world.broker.open if isinstance(each, SimPipe) and each.name.endswith("/order")]
+    return engine, source, pipe
+
+
+def test_an_entry_that_is_lost_with_its_pipe_is_written_again_at_once() -> None:
+    async def scene(world: World) -> None:
+        engine, source, pipe = await with_an_order_pipe(world)
+        vars(pipe)["_move"] = lambda: pipe.die("the connection is lost")
+        await source.inject([(2,)])
+        async with asyncio.timeout(2):
+            await steps(engine, 4)
+
+    in_a_world(scene)
+
+
+def test_entries_that_are_read_back_need_no_confirmation() -> None:
+    async def scene(world: World) -> None:
+        engine, source, pipe = await with_an_order_pipe(world)
+        vars(pipe)["_counts"] = False
+        async with asyncio.timeout(2):
+            for id in (2, 3):
+                await source.inject([(id,)])
+                await steps(engine, 2 * id)
 
     in_a_world(scene)
