@@ -319,8 +319,9 @@ class Line:
         else:
             raise InputDiffers(
                 f"block {id} of our input has the chain {ours:08x}, the one on the bus {theirs:08x}: the members of "
-                "this group do not build the same blocks (another input, order, block size or schema); to begin anew "
-                "with other input, give all of them a higher run (Failover(run=...), esp pub --run), or use esp purge",
+                "this group do not build the same blocks (another input, order, block size or schema; in an engine, a "
+                "model that looks at something besides its input and its state); to begin anew with other input, give "
+                "all of them a higher run (Failover(run=...), esp pub --run), or use esp purge",
                 id=id,
                 ours=ours,
                 theirs=theirs,
