@@ -27,6 +27,8 @@ class Bus:
     """What all runs share, where the bus has a server."""
     progress: ClassVar[float]
     """Seconds without a block that are too long, in any run."""
+    queues = False
+    """It has no logs, but where it opens them by itself."""
     may_miss: Set[str] = frozenset()
     """Faults that take from a reader without a group what nobody keeps for it."""
 

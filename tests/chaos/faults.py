@@ -127,7 +127,7 @@ async def restart_all(run: Run) -> None:
     """All members and both readers are killed at once, and started again."""
     await run.moment(0.2, 0.7)
     run.harmed("restart-all")
-    for process in run.processes:
+    for process in (*run.members, *run.readers):
         process.kill()
     await run.start_reader("group", "g")
     for _ in range(run.report.members):

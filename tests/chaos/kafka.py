@@ -95,7 +95,7 @@ async def leader_broker_kill(run: Run) -> None:
     cluster = _bus(run).cluster
     assert cluster is not None
     await run.moment(0.1, 0.5)
-    topic = kafka_topic(f"{run.window}/I")
+    topic = kafka_topic(run.topic)
     admin = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap)
     await admin.start()
     try:

@@ -15,8 +15,9 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import esp_pubsub as esp
@@ -112,8 +113,7 @@ class Member:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.closing.set)
         async with job.client(self.notice) as client:
-            failover = esp.Failover(GROUP, run=job.run, election=job.election)
-            publisher = await client.publisher(f"dfESP://{job.window}", SCHEMA, failover=failover)
+            publisher = await self.open(client)
             say(ready=True, role=publisher.stats.role)
             work = asyncio.create_task(self.work(publisher))
             closing = asyncio.create_task(self.closing.wait())
@@ -131,7 +131,12 @@ class Member:
                 await asyncio.gather(work, closing, return_exceptions=True)
         say(closed=True)
 
-    async def work(self, publisher: esp.Publisher) -> None:
+    async def open(self, client: esp.Client) -> Any:
+        """What it is a member with."""
+        failover = esp.Failover(GROUP, run=self.job.run, election=self.job.election)
+        return await client.publisher(f"dfESP://{self.job.window}", SCHEMA, failover=failover)
+
+    async def work(self, publisher: Any) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.obey(publisher))
             tasks.create_task(self.tell_roles(publisher))
@@ -144,7 +149,7 @@ class Member:
             self.failure = notice.error
             self.closing.set()
 
-    async def publish(self, publisher: esp.Publisher) -> None:
+    async def publish(self, publisher: Any) -> None:
         """The whole input, from the start: at its pace, or as fast as it goes where it is late."""
         job = self.job
         if not job.begun:
@@ -176,11 +181,11 @@ class Member:
             delivery, content = self.waiting.get_nowait()
             self.note(delivery.id, content, "acked")
 
-    async def tell_roles(self, publisher: esp.Publisher) -> None:
+    async def tell_roles(self, publisher: Any) -> None:
         async for change in publisher.roles():
             say(role=change.role, event=change.event, term=change.term, m=change.m, last=change.last)
 
-    async def obey(self, publisher: esp.Publisher) -> None:
+    async def obey(self, publisher: Any) -> None:
         async for order in orders():
             if order == "hand_over":
                 await publisher.hand_over()
@@ -194,7 +199,7 @@ class Member:
 
 
 class Reader:
-    """One subscriber, of a group or not. It reads until it is told to close."""
+    """One subscriber of each of its windows, of a group or not. It reads until it is told to close."""
 
     def __init__(self, job: Job, log: Log) -> None:
         self.job = job
@@ -202,52 +207,66 @@ class Reader:
 
     async def run(self) -> None:
         job = self.job
-        async with (
-            job.client(self.notice) as client,
-            client.subscriber(
-                f"dfESP://{job.window}", SCHEMA, side="in", start=self.start(client), group=job.group
-            ) as subscriber,
-        ):
-            self.log.write(Opened(job.name, now()))
+        async with job.client(noted) as client:
+            subscribers = {name: await self.open(client, name, url) for name, url in self.windows().items()}
+            for name in subscribers:
+                self.log.write(Opened(name, now()))
             say(ready=True)
-            reading = asyncio.create_task(self.read(subscriber))
-            obeying = asyncio.create_task(self.obey())
+            working = [asyncio.create_task(self.read(name, subscriber)) for name, subscriber in subscribers.items()]
+            working.append(asyncio.create_task(self.obey()))
             try:
-                done, _ = await asyncio.wait([reading, obeying], return_when=asyncio.FIRST_COMPLETED)
-                if reading in done:
-                    await reading
+                done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    await task
             finally:
-                for task in (reading, obeying):
+                for task in working:
                     task.cancel()
-                await asyncio.gather(reading, obeying, return_exceptions=True)
-            say(closed=True, stats=asdict(subscriber.stats))
+                await asyncio.gather(*working, return_exceptions=True)
+            say(closed=True, stats=[asdict(subscriber.stats) for subscriber in subscribers.values()])
+
+    def windows(self) -> dict[str, str]:
+        """What it reads, by the name of the subscriber in the history."""
+        return {self.job.name: f"dfESP://{self.job.window}?side=in"}
+
+    async def open(self, client: esp.Client, name: str, url: str) -> esp.Subscriber:
+        return await client.subscriber(
+            url, SCHEMA, start=self.start(client), group=self.job.group, on_notice=partial(self.notice, name)
+        )
 
     def start(self, client: esp.Client) -> Literal["earliest", "latest"]:
         """All there is: on a bus that keeps nothing, what comes from now on."""
         return "earliest" if self.job.group or client.bus.capabilities.replay else "latest"
 
-    async def read(self, subscriber: esp.Subscriber) -> None:
-        job = self.job
-        async for got in subscriber:
-            self.log.write(Delivered(job.name, got.source, got.run, got.id, digest(got.rows()), now()))
-            if job.group and (got.id == job.blocks or got.id % CONFIRM_EVERY == 0):
-                await self.confirm(subscriber, got)
-            if got.id == job.blocks:
-                say(finished=got.run)
+    def is_last(self, got: esp.Block) -> bool:
+        """Whether nothing comes after this one."""
+        return got.id == self.job.blocks
 
-    async def confirm(self, subscriber: esp.Subscriber, got: esp.Block) -> None:
+    def finish(self, name: str, run: int) -> None:
+        """A subscriber has come to the end of a run."""
+        say(finished=run)
+
+    async def read(self, name: str, subscriber: esp.Subscriber) -> None:
+        async for got in subscriber:
+            self.log.write(Delivered(name, got.source, got.run, got.id, digest(got.rows()), now()))
+            last = self.is_last(got)
+            if self.job.group and (last or got.id % CONFIRM_EVERY == 0):
+                await self.confirm(name, subscriber, got)
+            if last:
+                self.finish(name, got.run)
+
+    async def confirm(self, name: str, subscriber: esp.Subscriber, got: esp.Block) -> None:
         try:
             await subscriber.confirm(got)
         except esp.BusError as error:
             say(unconfirmed=str(error))
         else:
-            self.log.write(Confirmed(self.job.name, got.source, got.run, got.id, now()))
+            self.log.write(Confirmed(name, got.source, got.run, got.id, now()))
 
-    def notice(self, notice: Notice) -> None:
+    def notice(self, name: str, notice: Notice) -> None:
         noted(notice)
-        self.log.write(told(self.job.name, notice, now()))
+        self.log.write(told(name, notice, now()))
         if isinstance(notice, Missed) and notice.last == self.job.blocks:
-            say(finished=notice.run)
+            self.finish(name, notice.run)
 
     async def obey(self) -> None:
         async for order in orders():
@@ -270,15 +289,16 @@ def _root(error: BaseException) -> BaseException:
     return _root(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
-def main() -> None:
-    job = Job(**json.loads(sys.argv[1]))
+def main(kind: type[Job], roles: Mapping[str, Callable[[Any, Log], Any]]) -> None:
+    """Do the job that stands on the command line."""
+    job = kind(**json.loads(sys.argv[1]))
     if job.clock_off_by:
         _step_clock(job.clock_off_by)
     logging.basicConfig(level=logging.INFO, format=f"%(relativeCreated)6d {job.name} %(name)s %(message)s")
     logging.getLogger("aiormq").setLevel(logging.CRITICAL)  # it shows a traceback for each link that is lost
     log = Log(job.file)
     try:
-        asyncio.run((Member if job.role == "member" else Reader)(job, log).run())
+        asyncio.run(roles[job.role](job, log).run())
     except (esp.EspError, ExceptionGroup) as error:
         why = _root(error)
         if not isinstance(why, esp.EspError):
@@ -288,4 +308,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Job, {"member": Member, "reader": Reader})

@@ -47,7 +47,7 @@ async def reject_publish(run: Run) -> None:
     async with _stranger(run) as channel:
         arguments = {"x-max-length": ROOM, "x-overflow": "reject-publish"}
         queue = await channel.declare_queue(exclusive=True, arguments=arguments)
-        await queue.bind(run.label, f"{run.window}/I")
+        await queue.bind(run.label, run.topic)
         await _holds(run, channel, queue.name, ROOM)
         for _ in range(run.dice.randint(20, 200)):
             await queue.get(no_ack=True, fail=False)
@@ -64,7 +64,7 @@ async def channel_cut(run: Run) -> None:
         run.harmed("channel-cut")
         freezing = asyncio.create_task(reader.freeze(HOUR))
         async with _stranger(run) as channel:
-            await _holds(run, channel, f"g@{run.window}/I", 1)  # the broker keeps it although somebody reads
+            await _holds(run, channel, f"g@{run.topic}", 1)  # the broker keeps it although somebody reads
         if low < 0.5:
             run.links[reader.name].cut()
         else:
@@ -114,6 +114,7 @@ class RabbitBus(Bus):
         self.election = election
         self.faults |= LINK_FAULTS | BROKER_FAULTS | {"memory-alarm": memory_alarm}
         if mode != "stream":
+            self.queues = True
             self.faults |= QUEUE_FAULTS
             self.may_miss = {"link-reset", "link-hole", "broker-kill"}
         if mode == "persistent":

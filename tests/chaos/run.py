@@ -157,6 +157,8 @@ class Report:
     kept: str = ""
     mode: str = ""
     """Of the bus, where it has several."""
+    shape: str = ""
+    """Of the engine, where there is one."""
 
     @property
     def ok(self) -> bool:
@@ -171,6 +173,8 @@ class Run:
         self.place = Path(tempfile.mkdtemp(prefix="esp-chaos-"))
         self.label = f"chaos-{secrets.token_hex(4)}"  # a cluster of its own, by name: topics, control, election
         self.window = f"{self.label}:5555/p/q/w"
+        self.topic = f"{self.window}/I"
+        """What the members publish to and the readers read; one of them, if there are several."""
         self.bus = bus
         self.stack = AsyncExitStack()
         """What is entered for this run."""
@@ -179,6 +183,8 @@ class Run:
         self.rate = RATES.get(members, 700)
         self.seconds = seconds
         self.blocks = int(self.rate * seconds)
+        self.soon = 0.1
+        """Seconds from when somebody leads to the first block of input."""
         self.begun = float("inf")
         self.end_run = 0
         self.processes: list[Process] = []
@@ -292,17 +298,14 @@ class Run:
         return self.report
 
     async def _play(self, fault: Callable[[Run], Awaitable[None]]) -> None:
-        await self.start_reader("all")
-        await self.start_reader("group", "g")
-        for _ in range(self.report.members):
-            await self.start_member()
+        await self.start_all()
         if not await self.until(lambda: all(process.ready for process in self.processes)):
             self.report.wrong.append("a process did not get ready")
             return
         await self.active()
-        self.begun = now() + 0.1
-        for member in self.members:
-            member.order(f"begin {self.begun!r}")
+        self.begun = now() + self.soon
+        for process in self.processes:
+            process.order(f"begin {self.begun!r}")
         await fault(self)
         await self.until(self.finished, max(0.0, self.begun + self.seconds - now()) + PATIENCE)
         for process in self.processes:
@@ -314,6 +317,12 @@ class Run:
         if not await self.until(lambda: not any(process.alive for process in self.processes), PATIENCE):
             still = [process.name for process in self.processes if process.alive]
             self.report.wrong.append(f"these did not end: {still}")
+
+    async def start_all(self) -> None:
+        await self.start_reader("all")
+        await self.start_reader("group", "g")
+        for _ in range(self.report.members):
+            await self.start_member()
 
     def finished(self) -> bool:
         """Each reader came to the end, in one of its lives; one that was killed for good need not."""
@@ -327,14 +336,18 @@ class Run:
 
     def judge(self) -> None:
         records = self.records()
-        ends = {(self._job.source, self.end_run): self.blocks}
-        self.report.verdict = check(records, progress=self.bus.progress, ends=ends)
+        self.report.verdict = self.verdict(records)
         self._judge_missed(records)
         for process in self.processes:
             self._judge_exit(process)
         self.report.takeovers = sum(said.get("event") == "won" for m in self.members for said in m.said) - 1
         self._measure(records)
         self.report.duels = self.duels()
+
+    def verdict(self, records: list[Record]) -> Verdict:
+        """What the checker finds."""
+        ends = {(self._job.source, self.end_run): self.blocks}
+        return check(records, progress=self.bus.progress, ends=ends)
 
     def duels(self) -> list[float]:
         """For each term that began while another member of the same run was active: for how long both were."""
@@ -351,7 +364,12 @@ class Run:
 
     def _judge_missed(self, records: list[Record]) -> None:
         """Nothing may be missed, but by readers for whom nobody keeps anything, when their link is gone."""
-        may = {p.name for p in self.readers if not p.job.group and self.report.fault in self.bus.may_miss}
+        may = {
+            name
+            for reader in self.readers
+            if not reader.job.group and self.report.fault in self.bus.may_miss
+            for name in self.names(reader)
+        }
         for record in records:
             if isinstance(record, Told) and record.notice == "Missed" and record.subscriber not in may:
                 self.report.wrong.append(f"{record.subscriber} missed blocks {record.first} to {record.last}")
@@ -380,10 +398,15 @@ class Run:
                     found += records
                 elif not all(isinstance(record, Published) for record in records):
                     self.report.wrong.append(f"{process.name} wrote what it should not")
-            if process.job.role == "reader" and process.killed:
-                found.append(Ended(process.name, process.spans[-1][1] if process.spans else now()))
-            found += [Present(process.name, since, min(until, now())) for since, until in process.spans]
+            for name in self.names(process):
+                if process.job.role == "reader" and process.killed:
+                    found.append(Ended(name, process.spans[-1][1] if process.spans else now()))
+                found += [Present(name, since, min(until, now())) for since, until in process.spans]
         return found
+
+    def names(self, process: Process) -> list[str]:
+        """What it is called in the history."""
+        return [process.name]
 
     def _measure(self, records: list[Record]) -> None:
         """The longest time without a block behind each fault, as readers without a group saw it."""
