@@ -60,3 +60,49 @@ async def test_a_task_that_is_cancelled_in_the_turn_in_which_a_child_fails_is_ca
     task.cancel()
     assert ended
     assert task.cancelled()
+
+
+@both
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_cancellation_that_meets_an_error_is_not_lost(run: Any, turns: int) -> None:
+    trouble = asyncio.get_running_loop().create_future()
+
+    async def waits_out_trouble() -> None:
+        while True:
+            try:
+                await run(asyncio.sleep(3_600), _fails(trouble, 2))
+            except ZeroDivisionError:
+                await asyncio.sleep(3_600)
+
+    task = asyncio.create_task(waits_out_trouble())
+    await asyncio.sleep(0.01)
+    trouble.set_result(None)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5)
+    task.cancel()
+    assert task in done
+
+
+async def test_an_error_in_what_cleans_up_after_a_cancellation_is_raised() -> None:
+    async def cleans_up() -> None:
+        try:
+            await asyncio.sleep(3_600)
+        finally:
+            await run_all(_fails(asyncio.get_running_loop().create_future(), 0))
+
+    task = asyncio.create_task(cleans_up())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(ZeroDivisionError):
+        await task
+
+
+async def _fails(trouble: asyncio.Future[None], turns: int) -> None:
+    """Once there is trouble; it takes some turns to end."""
+    if turns:
+        await trouble
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    raise ZeroDivisionError
