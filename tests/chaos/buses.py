@@ -36,6 +36,8 @@ class Bus:
         """`zookeeper`: where members elect their leader; on the bus itself if there is none."""
         self.zookeeper = zookeeper
         self.faults: dict[str, Fault] = FAULTS | (ZOOKEEPER_FAULTS if zookeeper else {})
+        self.engine_faults: dict[str, Fault] = {}
+        """What only an engine can suffer."""
 
     async def connect(self, run: Run, job: Job) -> None:
         """Tell a process of a run the way."""

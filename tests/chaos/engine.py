@@ -190,7 +190,7 @@ ENGINE_FAULTS: dict[str, Fault] = {"kill-standby": kill_standby, "slow-input": s
 
 def faults_of(bus: Bus) -> dict[str, Fault]:
     """What an engine can suffer on this bus."""
-    found = bus.faults | ENGINE_FAULTS
+    found = bus.faults | ENGINE_FAULTS | bus.engine_faults
     return {name: fault for name, fault in found.items() if not (bus.queues and name in WITHOUT_LOG)}
 
 

@@ -73,6 +73,28 @@ async def channel_cut(run: Run) -> None:
         reader.thaw()
 
 
+def order_link(name: str) -> str:
+    """The name of a process's link to the order."""
+    return f"{name}, order"
+
+
+async def order_hole(run: Run) -> None:
+    """The link of the active to the order loses all bytes, so what it reads of the queues is in no entry; then it is
+    killed. The next time the link is healed.
+    """
+    for low, high in ((0.1, 0.3), (0.5, 0.7)):
+        await run.moment(low, high)
+        active = await run.active()
+        run.harmed("order-hole")
+        run.links[order_link(active.name)].swallow()
+        await run.pause(0.1, 0.6)
+        if low < 0.5:
+            active.kill()
+            await run.start_member()
+        else:
+            run.links[order_link(active.name)].heal()
+
+
 async def _holds(run: Run, channel: Any, queue: str, count: int) -> None:
     """Wait until a queue has so many messages that nobody was handed."""
     try:
@@ -94,6 +116,7 @@ async def _stranger(run: Run) -> AsyncIterator[Any]:
 
 QUEUE_FAULTS: dict[str, Fault] = {"reject-publish": reject_publish}
 GROUP_FAULTS: dict[str, Fault] = {"channel-cut": channel_cut}
+ORDER_FAULTS: dict[str, Fault] = {"order-hole": order_hole}
 
 
 class RabbitBus(Bus):
@@ -119,6 +142,7 @@ class RabbitBus(Bus):
             self.may_miss = {"link-reset", "link-hole", "broker-kill"}
         if mode == "persistent":
             self.faults |= GROUP_FAULTS
+            self.engine_faults = ORDER_FAULTS
         if mode == "direct":
             for name in COMING_BACK:
                 del self.faults[name]
@@ -131,6 +155,8 @@ class RabbitBus(Bus):
         if fault in LINK_FAULTS or (fault in GROUP_FAULTS and job.group):
             cut = "streamport" if self.mode == "stream" else "port"
             ports[cut] = await run.link(job.name, ports[cut])
+        if self.queues and fault in (*LINK_FAULTS, *ORDER_FAULTS):  # the order of an engine has a link of its own
+            ports["streamport"] = await run.link(order_link(job.name), ports["streamport"])
         job.options = {"host": HOST, "exchange": run.label, "mode": self.mode, **ports}
         if fault in GROUP_FAULTS:
             job.options["prefetch"] = str(PREFETCH)
