@@ -52,10 +52,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What an engine calls of a model: its step, and, if it has timers, what is called when one is due."""
+    """What an engine calls of a model: its step, and, of a class with timers, what is called when one is due."""
 
     step: Step
     timer: Timer | None
+    timed: bool = False
+    """It may ask for the time."""
 
 
 def model(
@@ -100,8 +102,8 @@ def declared(of: Any) -> tuple[Model, Calls]:
 def calls_of(of: Any, model: Model) -> Calls:
     """What is called of a function or an instance that is this model."""
     if isinstance(of, FunctionType):
-        return Calls(of, None)
-    return Calls(of.step, of.timer if model.timers else None)
+        return Calls(of, None, model.timers)
+    return Calls(of.step, of.timer if model.timers else None, model.timers)
 
 
 def _check_callable(declared: Any, name: str) -> None:

@@ -125,7 +125,7 @@ async def open_engine(
     lines = {window: _line(model, window, where, buses.writes, options) for window in model.outputs}
     steps = Steps(
         calls, [_reading(model, each, buses.reads, options) for each in began.inputs], lines,
-        step_blocks=options.step_blocks, step_bytes=options.step_bytes, timers=model.timers, limits=options.limits,
+        step_blocks=options.step_blocks, step_bytes=options.step_bytes, limits=options.limits,
     )  # fmt: skip
     topics, places = tuple(where.outputs.values()), tuple(each.place for each in began.inputs)
     start = Start(Order(source_number(order_on), options.run, 1, chain), begun.following, places)

@@ -58,12 +58,9 @@ class Steps:
         *,
         step_blocks: int,
         step_bytes: int,
-        timers: bool = False,
         limits: Limits = LIMITS,
     ) -> None:
-        """`outputs` are in the order of the group's lines. `step_blocks` and `step_bytes`: what a step may emit.
-        `timers`: the model may ask for the time.
-        """
+        """`outputs` are in the order of the group's lines. `step_blocks` and `step_bytes`: what a step may emit."""
         self.taken = 0
         self.now: int | None = None
         self.timers = Timers()
@@ -73,7 +70,6 @@ class Steps:
         """Of everything stepped on, and of everything that the steps did."""
         self.marks: dict[int, int] = {}
         """The chain at the last steps that are compared."""
-        self._timed = timers
         self._limits = limits
         self._outputs = list(outputs.values())
         self._out = Out({window: writer for window, (writer, _) in outputs.items()}, step_blocks, step_bytes)
@@ -97,7 +93,7 @@ class Steps:
         window, schema, _ = self.inputs[input]
         block = Block(frame, schema, PLAIN)
         out = self._out
-        out.begin(self.now if self._timed else None)
+        out.begin(self.now if self.calls.timed else None)
         try:
             self.calls.step(window, block, out)
         except Exception as error:
@@ -112,7 +108,7 @@ class Steps:
     def fire(self, key: str) -> Sequence[int]:
         """Step on a timer that is due. Returns and raises what `take` does."""
         out = self._out
-        out.begin(self.now if self._timed else None)
+        out.begin(self.now if self.calls.timed else None)
         try:
             if self.calls.timer is not None:
                 self.calls.timer(key, out)

@@ -76,7 +76,6 @@ class Trial:
         self._places = {reading.window: at for at, reading in enumerate(readings)}
         self.steps = Steps(
             calls, readings, self._outputs, step_blocks=options.step_blocks, step_bytes=options.step_bytes,
-            timers=self.model.timers,
         )  # fmt: skip
 
     def sent(self, window: str, rows: Any, opcode: Any = Opcode.INSERT) -> tuple[str, bytes]:

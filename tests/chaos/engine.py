@@ -38,9 +38,10 @@ class EngineRun(Run):
         if bus.queues:
             self.soon = 1.0  # the queues of the inputs are there only when somebody reads them
         long_steps = 2 if fault in ("long-step", "mixed") else 0
+        kept = self.dice.choice(("", str(self.place / "snapshots")))
         self._engine = EngineJob(
             **{**asdict(self._job), "window": self.window, "blocks": self.blocks, "rate": self.rate},
-            shape=self.report.shape, buffer=drawn[1], long_steps=long_steps,
+            shape=self.report.shape, buffer=drawn[1], long_steps=long_steps, snapshots=kept,
         )  # fmt: skip
         self._job = self._engine
         self.emitted: dict[int, Emitted] = {}

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from zlib import crc32
 
+import msgspec
+
 import esp_pubsub as esp
 
 from .process import SCHEMA
@@ -45,6 +47,16 @@ class Model:
     def state(self) -> list[int]:
         """Equal for all who stepped on the same in the same order."""
         return [self._count, self._chain, self.fired, len(self.stepped)]
+
+    def snapshot(self) -> bytes:
+        """See `esp.model`."""
+        state = self.stepped, self.fired, self.ended, self._chain, self._count
+        return msgspec.msgpack.encode(state)
+
+    def restore(self, data: bytes) -> None:
+        """See `esp.model`."""
+        stepped, self.fired, self.ended, self._chain, self._count = msgspec.msgpack.decode(data)
+        self.stepped = [(window, id) for window, id in stepped]
 
     def see(self, window: str, block: esp.Block, out: esp.Out) -> None:
         """What each step on a block does."""

@@ -14,15 +14,16 @@ import random
 import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import esp_pubsub as esp
 from esp_pubsub.testing.history import Published, digest
 
-from .engine_model import END, INPUTS, OUTPUTS, model_of
+from .engine_model import END, INPUTS, OUTPUTS, Model, model_of
 from .process import SCHEMA, Job, Log, Member, Reader, block, main, noted, now, orders, say
 
 LONG_STEP = 2.0  # seconds
+SNAPSHOT_EVERY = 0.2
 
 
 @dataclass
@@ -35,6 +36,8 @@ class EngineJob(Job):
     """Seconds that each step of this member takes more."""
     long_steps: int = 0
     """How many of its steps take two seconds."""
+    snapshots: str = ""
+    """Where they are, if there are any."""
 
     @property
     def url(self) -> str:
@@ -66,11 +69,18 @@ class EngineMember(Member):
             if seconds:
                 time.sleep(seconds)
 
-        self.model = model_of(job.shape, job.seed, job.blocks, between)
+        model = model_of(job.shape, job.seed, job.blocks, between)
         options = esp.EngineOptions(
-            run=job.run, election=job.election, buffer=job.buffer, order="written" if job.shape == "ordered" else None
-        )
-        return await client.engine(self.model, job.url, options=options)
+            run=job.run, election=job.election, buffer=job.buffer, order="written" if job.shape == "ordered" else None,
+            snapshot_every=SNAPSHOT_EVERY,
+        )  # fmt: skip
+        self._engine = await client.engine(model, job.url, snapshots=job.snapshots or None, options=options)
+        return self._engine
+
+    @property
+    def model(self) -> Model:
+        """The one that steps now: after a snapshot it is another one."""
+        return cast(Model, self._engine._steps.calls.step.__self__)  # type: ignore[attr-defined]
 
     async def publish(self, publisher: Any) -> None:
         """The model steps by itself: say when it has come to the end."""

@@ -43,8 +43,8 @@ class Engine:
             self.lines.append(line)
             outputs[window] = (BlockWriter(SCHEMA, Encoder(SCHEMA), outbox, source, 0, LARGEST), line)
         inputs = [Reading("Trades", SCHEMA, Accept(suffix_only=True, from_start=True))]
-        calls = Calls(step, timer)
-        self.steps = Steps(calls, inputs, outputs, step_blocks=step_blocks, step_bytes=step_bytes, timers=timed)
+        calls = Calls(step, timer, timed)
+        self.steps = Steps(calls, inputs, outputs, step_blocks=step_blocks, step_bytes=step_bytes)
 
     def take(self, id: int = 1) -> list[int]:
         return list(self.steps.take(0, block(id)))
