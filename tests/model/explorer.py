@@ -15,13 +15,19 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import Any, Protocol, TypeVar
+
+from esp_pubsub.encode import Encoder
+from esp_pubsub.schema import Schema
+from esp_pubsub.wire.frame import Limits
 
 T = TypeVar("T")
 State = Hashable
 Moves = Iterable[tuple[str, Callable[[], State]]]
 
-_ATOMS = (int, float, str, bytes, tuple, frozenset, type(None))
+_ATOMS = (int, float, str, bytes, frozenset, type(None), FunctionType, Schema, Encoder, Limits)  # nothing changes them
+_PLAIN = frozenset((int, float, str, bytes, bool, type(None)))
 
 
 class Broken(Exception):
@@ -36,6 +42,8 @@ def freeze(value: Any, seen: dict[int, int] | None = None) -> Hashable:
     """A hashable picture of a value and of all that it holds. What is shared in it is shared in the copy."""
     if isinstance(value, _ATOMS):
         return value
+    if isinstance(value, tuple) and _is_plain(value):
+        return value
     seen = {} if seen is None else seen
     if isinstance(value, dict):
         return "dict", tuple((key, freeze(held, seen)) for key, held in value.items())
@@ -45,6 +53,10 @@ def freeze(value: Any, seen: dict[int, int] | None = None) -> Hashable:
         return "array", value.typecode, tuple(value)
     if isinstance(value, set):
         return "set", frozenset(value)
+    if isinstance(value, tuple):
+        return "tuple", type(value), tuple(freeze(held, seen) for held in value)
+    if isinstance(value, MethodType):
+        return "method", freeze(value.__self__, seen), value.__name__
     if id(value) in seen:
         return "same", seen[id(value)]
     seen[id(value)] = len(seen)
@@ -58,9 +70,21 @@ def thaw(picture: Any, made: list[Any] | None = None) -> Any:
     return _THAW[picture[0]](picture, [] if made is None else made)
 
 
+def _is_plain(value: tuple[Any, ...]) -> bool:
+    """Whether no tuple in it holds what can change."""
+    return _PLAIN.issuperset(map(type, value)) or all(
+        _is_plain(held) if isinstance(held, tuple) else isinstance(held, _ATOMS) for held in value
+    )
+
+
 def _names(value: Any) -> Iterable[str]:
     held = getattr(value, "__dict__", None)
     return held if held is not None else sorted(type(value).__slots__)
+
+
+def _thaw_tuple(picture: Any, made: list[Any]) -> Any:
+    held = [thaw(held, made) for held in picture[2]]
+    return tuple(held) if picture[1] is tuple else picture[1](*held)
 
 
 def _thaw_object(picture: Any, made: list[Any]) -> Any:
@@ -77,6 +101,8 @@ _THAW: dict[str, Callable[[Any, list[Any]], Any]] = {
     "list": lambda picture, made: [thaw(held, made) for held in picture[1]],
     "array": lambda picture, _: array(picture[1], picture[2]),
     "set": lambda picture, _: set(picture[1]),
+    "tuple": _thaw_tuple,
+    "method": lambda picture, made: getattr(thaw(picture[1], made), picture[2]),
     "same": lambda picture, made: made[picture[1]],
     "object": _thaw_object,
 }

@@ -15,6 +15,9 @@ Two lines. One input feeds two lines of each member, each on its own topic. Ther
 and only the machine itself, asked what is due, ends its lead: so it is seen whether a member that cannot go on in one
 of its lines lets another one lead.
 
+An engine with a written order. Its members believe to lead whenever they like; then they propose what comes next, and
+send what the order yields. What is asked there is whether all of them take the same steps, and each input block once.
+
     python -m tests.model            every world, its states and what it took
     python -m tests.model retention  some of them
 """
@@ -29,6 +32,7 @@ from .group_scene import GroupScene
 from .judges import Code
 from .line_scene import FAULTS, LineScene
 from .newcomer_scene import NewcomerScene
+from .order_scene import MUCH, OrderScene
 from .scene import Scene
 
 
@@ -40,10 +44,42 @@ _QUEUES: dict[str, Any] = {"queues": True, "suffix_only": False, "refusals": Tru
 _HOLES: dict[str, Any] = {"suffix_only": False, "refusals": True}
 _ALONE: dict[str, Any] = {"lines": "A", "runs": (0,), "elections": False}
 _ALL_LEAD: dict[str, Any] = {"elections": False}
+_WAKES = (("wake", "c", 2), ("wake", "b", 1), ("wake", "a", 2))  # neither in the order of times nor in that of keys
+_TO_P, _TO_R = ("emit", "P", 0), ("emit", "R", 0)
 
 
-def scenes() -> list[Scene | LineScene]:
+def scenes() -> list[Scene | LineScene | OrderScene]:
     """Every world, new: none remembers what an earlier one found."""
+    return [*_of_groups(), *_of_engines()]
+
+
+def _of_engines() -> list[OrderScene]:
+    return [
+        OrderScene("order", "two members write at once what to take of a log", log=((1, 2),), lives=2, quick=True),
+        OrderScene("order, three writers", "the same with one more", log=((1, 2),), members=3),
+        OrderScene("order, duplicates", "both members of a group of publishers send", log=((1, 2), (1, 2))),
+        OrderScene("order, queue", "what a queue holds travels in entries of several frames", queue=((1, 2),),
+                   largest=100, quick=True),
+        OrderScene("order, queue, held", "a block that comes too early is confirmed before it is stepped on",
+                   queue=((2, 1),), largest=100, lives=2),
+        OrderScene("order, queue, duplicates", "both members of a group of publishers send", queue=((1, 2), (2,)),
+                   largest=MUCH, faults=("gives up", "restarts")),
+        OrderScene("order, log and queue", "entries of one frame and of three", log=((1,),), queue=((1,),), largest=40),
+        OrderScene("order, timers", "three timers, of which one cancels one and sets one anew", times=(1, 2),
+                   plan=(("Log 1", _WAKES), ("b", (("cancel", "c", 0), ("wake", "a", 1)))), log=((1,),)),
+        OrderScene("order, timers and blocks", "timers are due when blocks come", times=(1, 2), log=((1, 2),), lives=0,
+                   plan=(("Log 1", _WAKES), ("b", (("wake", "a", 1),))), quick=True),
+        OrderScene("order, lines", "what the order yields goes to two lines with room for one block", room=1,
+                   log=((1, 2),), plan=(("Log 1", (_TO_P,)), ("Log 2", (_TO_R, _TO_P)))),
+        OrderScene("order, lines, deaths", "who remains may be behind in one line, and full in the other", room=1,
+                   log=((1, 2),), plan=(("Log 1", (_TO_P,)), ("Log 2", (_TO_R, _TO_P))), faults=("dies",), quick=True),
+        OrderScene("order, everything", "a log, a queue, a timer and two lines", room=1, log=((1,),), queue=((1,),),
+                   plan=(("Log 1", (_TO_P, ("wake", "t", 1))), ("Queue 1", (_TO_R,)), ("t", (_TO_P,))),
+                   faults=("dies",)),
+    ]  # fmt: skip
+
+
+def _of_groups() -> list[Scene | LineScene]:
     return [
         Scene("log", "members take turns on one log, their inputs come block by block", given=False),
         Scene("log, inputs at once", "inputs are read at once, and a member may die for good", deaths=True,

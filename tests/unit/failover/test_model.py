@@ -132,6 +132,23 @@ def test_a_snapshot_is_a_copy_that_shares_what_was_shared() -> None:
     assert freeze(value) == picture != freeze(copy)
 
 
+class Calling:
+    """An object that calls a method of another one, which it also holds, in a tuple."""
+
+    def __init__(self) -> None:
+        self.held = (1, Sharing())
+        self.call = self.held[1].one.receive
+
+
+def test_a_snapshot_copies_what_tuples_hold_and_whose_method_is_called() -> None:
+    value = Calling()
+    copy = thaw(freeze(value))
+    assert copy.held[1] is not value.held[1]
+    assert copy.call.__self__ is copy.held[1].one is copy.held[1].queue[0]
+    copy.call(frame(Code("A", 0, 1, 0)))
+    assert (len(copy.held[1].one.sources), len(value.held[1].one.sources)) == (1, 0)
+
+
 def test_a_workshop_calls_each_thing_once_and_remembers_what_was_wrong() -> None:
     calls: list[int] = []
 
