@@ -16,6 +16,7 @@ from .judges import Reader
 from .order_judges import LINES, LOG, QUEUE, Member, MemberView, Plan
 
 FAULTS = ("gives up", "restarts", "dies", "all restart")
+HOLES = (*FAULTS, "loses a frame")
 MUCH = 1_000
 
 Sent = tuple[tuple[int, ...], ...]
@@ -55,7 +56,9 @@ class OrderScene:
 
     Two things are left out, for they change nothing. A step is taken as soon as the lines have room: to be later is to
     read later. And what is void for one reader of the order is void for all of them, since they read the same: a frame
-    that does not count is not kept, and one that cannot any more comes at once. `faults` cost a life each.
+    that does not count is not kept, and one that cannot any more comes at once.
+
+    `faults` cost a life each. Where a frame was lost, its writer gives up in the end.
     """
 
     name: str
@@ -72,6 +75,11 @@ class OrderScene:
     quick: bool = False
     works: Workshop = field(default_factory=Workshop, repr=False)
     basis: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        """How many blocks a step may emit to one line."""
+        each = [[on for what, on, _ in acts if what == "emit"] for _, acts in self.plan]
+        self._most = max((lines.count(line) for lines in each for line in lines), default=0)
 
     # the parts of a state
 
@@ -119,6 +127,9 @@ class OrderScene:
         if state.lives:
             yield from self._faults(state, state._replace(lives=state.lives - 1))
 
+    def _is_at_end(self, state: State, seat: Seat) -> bool:
+        return seat.read == len(self.view(state.truth).counted)
+
     def _input_moves(self, state: State) -> Moves:
         for copy, (sent, ids) in enumerate(zip(state.sent, (*self.log, *self.queue), strict=True)):
             if sent < len(ids):
@@ -130,8 +141,11 @@ class OrderScene:
         now = self.view(core)
         if seat.pipe:
             yield "a frame comes to the order", partial(self.comes, state, at)
-        if now.pending == 0 and seat.read < len(self.view(state.truth).counted):
+        if not now.pending and not self._is_at_end(state, seat):
             yield "reads the order", partial(self.read, state, at)
+        waits = now.proposes and not seat.pipe and not now.pending and self._is_at_end(state, seat)
+        if waits and "loses a frame" in self.faults:
+            yield "hears nothing of its entry", partial(self.give_up, state, at)
         if now.confirms:
             yield "confirms the queue", partial(self.confirm, state, at, now)
         if not now.pending and not now.proposes and not seat.pipe:
@@ -164,6 +178,8 @@ class OrderScene:
             who = "ABC"[at]
             if "gives up" in self.faults and (seat.pipe or state.holder == at or self.view(core).proposes):
                 yield f"gives up ({who})", partial(self.give_up, after, at)
+            if "loses a frame" in self.faults and seat.pipe:
+                yield f"a frame is lost ({who})", partial(_seat, after, at, seat._replace(pipe=seat.pipe[1:]))
             if "restarts" in self.faults:
                 yield f"restarts ({who})", partial(self.restart, after, at)
             if "dies" in self.faults and any(other != at for other, _, _ in self._alive(state)):
@@ -178,9 +194,12 @@ class OrderScene:
         log = state.log[: self.view(state.truth).taken]
         core = self.works.change(self.core(state, at), call, *arguments, log)
         now, truth = self.view(core), self.view(state.truth)
-        is_at_end = state.seats[at].read == len(truth.counted) and not now.pending
+        is_at_end = self._is_at_end(state, state.seats[at]) and not now.pending
         if now.trace != (truth.trace if is_at_end else truth.trace[: len(now.trace)]):
             raise Broken(f"its steps are {now.trace}, those of the order {truth.trace}")
+        for line, ours in enumerate(now.lines):  # decision 15: a member that is behind in a line needs no cap
+            if self.room and ours.last - self.on_bus(state, line) > self.room - 1 + self._most:
+                raise Broken(f"it computed {ours.last} blocks of {LINES[line]}, more than the buffer beyond the bus")
         return _seat(state, at, state.seats[at]._replace(core=core))
 
     def read(self, state: State, at: int) -> State:

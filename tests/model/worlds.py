@@ -32,7 +32,7 @@ from .group_scene import GroupScene
 from .judges import Code
 from .line_scene import FAULTS, LineScene
 from .newcomer_scene import NewcomerScene
-from .order_scene import MUCH, OrderScene
+from .order_scene import HOLES, MUCH, OrderScene
 from .scene import Scene
 
 
@@ -64,7 +64,10 @@ def _of_engines() -> list[OrderScene]:
                    queue=((2, 1),), largest=100, lives=2),
         OrderScene("order, queue, duplicates", "both members of a group of publishers send", queue=((1, 2), (2,)),
                    largest=MUCH, faults=("gives up", "restarts")),
-        OrderScene("order, log and queue", "entries of one frame and of three", log=((1,),), queue=((1,),), largest=40),
+        OrderScene("order, log and queue", "entries of one frame and of three", log=((1,),), queue=((1,),), largest=40,
+                   faults=("gives up",)),
+        OrderScene("order, holes", "a frame of an entry is lost", queue=((1,),), largest=40,
+                   faults=HOLES, quick=True),
         OrderScene("order, timers", "three timers, of which one cancels one and sets one anew", times=(1, 2),
                    plan=(("Log 1", _WAKES), ("b", (("cancel", "c", 0), ("wake", "a", 1)))), log=((1,),)),
         OrderScene("order, timers and blocks", "timers are due when blocks come", times=(1, 2), log=((1, 2),), lives=0,
@@ -73,6 +76,8 @@ def _of_engines() -> list[OrderScene]:
                    log=((1, 2),), plan=(("Log 1", (_TO_P,)), ("Log 2", (_TO_R, _TO_P)))),
         OrderScene("order, lines, deaths", "who remains may be behind in one line, and full in the other", room=1,
                    log=((1, 2),), plan=(("Log 1", (_TO_P,)), ("Log 2", (_TO_R, _TO_P))), faults=("dies",), quick=True),
+        OrderScene("order, lines, three blocks", "the same with a longer input", room=1, log=((1, 2, 3),),
+                   plan=(("Log 1", (_TO_P,)), ("Log 2", (_TO_R,)), ("Log 3", (_TO_R, _TO_P, _TO_P))), faults=("dies",)),
         OrderScene("order, everything", "a log, a queue, a timer and two lines", room=1, log=((1,),), queue=((1,),),
                    plan=(("Log 1", (_TO_P, ("wake", "t", 1))), ("Queue 1", (_TO_R,)), ("t", (_TO_P,))),
                    faults=("dies",)),

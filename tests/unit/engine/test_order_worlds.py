@@ -57,7 +57,7 @@ def an_entry_counts_by_its_id_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Order, "read", lenient)
 
 
-@caught_in("order, log and queue", "its writer knew of another order")
+@caught_in("order, holes", "its writer knew of another order")
 def an_entry_after_a_gap_is_let_through(patch: pytest.MonkeyPatch) -> None:
     read = Order.read
 
@@ -205,3 +205,8 @@ def a_full_line_waits_for_room_while_another_is_behind(patch: pytest.MonkeyPatch
         return line.outbox.room(size)
 
     patch.setattr(Membership, "room", room)
+
+
+@caught_in("order, lines, deaths", "more than the buffer beyond the bus")
+def a_step_begins_whatever_the_lines_hold(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Membership, "room", lambda self, line, size: True)
