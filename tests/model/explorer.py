@@ -6,7 +6,7 @@ the next snapshot; what came of it is remembered, so that each object does each 
 however many states of the world it happens in. Nothing else is shared, so no step can touch a state but its own.
 
 Safety is what the objects refuse on the way: they raise `Broken`. Progress is asked when everything is known: from each
-state in which there is hope, some way must lead to a state in which all is done.
+state in which there is hope, some way without a further fault must lead to a state in which all is done.
 """
 
 from __future__ import annotations
@@ -238,7 +238,9 @@ def explore(world: World, most: int = 3_000_000) -> Explored:
             except Broken as broken:
                 raise Counterexample(_told(world, graph, number, f"{label}: {broken}")) from None
             if after != state:
-                following.append(graph.add(after, number, label))
+                found = graph.add(after, number, label)
+                if _lives(after) == _lives(state):
+                    following.append(found)
         graph.leads_to.append(following)
         number += 1
         if len(graph.states) > most:
@@ -248,6 +250,11 @@ def explore(world: World, most: int = 3_000_000) -> Explored:
         if number not in possible and world.hopes(state):
             raise Counterexample(_told(world, graph, number, "from here the whole sequence can not be delivered"))
     return Explored(len(graph.states), moves, len(done))
+
+
+def _lives(state: State) -> int:
+    """How many faults there may still be: each costs a life. No world counts on one for its progress."""
+    return getattr(state, "lives", 0)
 
 
 def _told(world: World, graph: _Graph, number: int, end: str) -> str:

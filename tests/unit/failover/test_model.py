@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -104,6 +104,35 @@ def test_a_dead_end_is_told_with_the_shortest_history() -> None:
     with pytest.raises(Counterexample, match="can not be delivered") as caught:
         explore(Counter(9, 5))
     assert str(caught.value).splitlines()[-2].endswith("at 6")
+
+
+class Living(NamedTuple):
+    """A number, and how many faults there may be."""
+
+    at: int
+    lives: int
+
+
+class Faulty(Counter):
+    """The same where only a fault leads on from 1."""
+
+    def start(self) -> Living:  # type: ignore[override]
+        return Living(0, 1)
+
+    def moves(self, state: Living) -> Moves:  # type: ignore[override]
+        if state.at != 1:
+            yield "up", lambda: state._replace(at=state.at + 1)
+        if state.lives:
+            yield "fault", lambda: Living(2, state.lives - 1)
+
+    def done(self, state: Living) -> bool:  # type: ignore[override]
+        return state.at == self.goal
+
+
+def test_a_dead_end_is_one_though_a_fault_would_lead_out_of_it() -> None:
+    with pytest.raises(Counterexample, match="can not be delivered") as caught:
+        explore(Faulty(9, 3))
+    assert [line.split()[1] for line in str(caught.value).splitlines()[1:-1]] == ["start"]
 
 
 def test_a_world_without_end_is_given_up() -> None:
