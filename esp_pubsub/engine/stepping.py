@@ -56,6 +56,8 @@ class Stepping:
         for key in self.steps.timers.due(now):
             if not self._has_room() or self._loop.time() > self._turn_ends:
                 await self._wait_for_room()
+            if not self.steps.timers.take(key):
+                continue
             began = self._loop.time()
             self._given(self.steps.fire(key))
             if (took := self._loop.time() - began) > _LONG_STEP:

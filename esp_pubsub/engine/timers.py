@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 
 
 class Timers:
@@ -12,12 +11,14 @@ class Timers:
     def __init__(self) -> None:
         self._at: dict[str, int] = {}
         self._queue: list[tuple[int, str]] = []  # those that were replaced or cancelled since are in there still
+        self._due: set[str] = set()
 
     def __len__(self) -> int:
         return len(self._at)
 
     def set(self, key: str, at: int | None) -> None:
         """At this time, or, with None, never."""
+        self._due.discard(key)
         if at is None:
             self._at.pop(key, None)
             return
@@ -34,17 +35,23 @@ class Timers:
             heapq.heappop(self._queue)
         return self._queue[0][0] if self._queue else None
 
-    def due(self, now: int) -> Iterator[str]:
-        """The keys of those that are due, ordered by time and key; each is a timer no more when it comes. What happens
-        at one of them may cancel or put off those after it. What it sets comes the next time.
+    def due(self, now: int) -> list[str]:
+        """The keys of those that are due, ordered by time and key. They are timers no more, and `take` says of each
+        whether it is to fire.
         """
-        due = []
+        keys = []
         while (at := self.next) is not None and at <= now:
-            due.append(heapq.heappop(self._queue))
-        for at, key in due:
-            if self._at.get(key) == at:
-                del self._at[key]
-                yield key
+            _, key = heapq.heappop(self._queue)
+            del self._at[key]
+            keys.append(key)
+        self._due = set(keys)
+        return keys
+
+    def take(self, key: str) -> bool:
+        """Whether one that was due still is: no step since has set it anew or cancelled it."""
+        due = key in self._due
+        self._due.discard(key)
+        return due
 
     def items(self) -> list[tuple[str, int]]:
         """All of them, by key."""

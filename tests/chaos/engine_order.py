@@ -175,6 +175,8 @@ class _Walk:
         emitted.entries += 1
         steps.now = entry.now
         for key in steps.timers.due(entry.now):
+            if not steps.timers.take(key):
+                continue
             steps.fire(key)
             self._take(self._at + LAST / 1e6)
         for taken in entry.takes:

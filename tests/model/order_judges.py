@@ -130,7 +130,7 @@ class Member:
         lines = [Line(SOURCE, 0, outbox, suffix_only=True, buffer=10) for outbox in outboxes]
         writers = [BlockWriter(_SCHEMA, _ENCODER, outbox, SOURCE, 0, 1 << 20) for outbox in outboxes]
         self.steps = Steps(
-            Calls(self.model.step, self.model.timer),
+            Calls(self.model.step, self.model.timer, timed=True),
             [
                 Reading(window, _SCHEMA, Accept(suffix_only=at == LOG, from_start=True))
                 for at, window in enumerate(WINDOWS)
