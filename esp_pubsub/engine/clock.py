@@ -4,7 +4,8 @@ Whoever lives counts on with its monotonic clock from the last `now` that it com
 beat. That is drawn towards the wall clock by at most one part in a thousand. So a wrong clock, or a new leader with
 another one, moves timers by milliseconds, not by hours, and no two clocks are compared.
 
-A member that has heard no living leader since it started jumps forward to the wall clock: nobody counted meanwhile.
+A member that leads, and has heard the time from no living leader since it started, jumps forward to the wall clock:
+nobody counted meanwhile.
 """
 
 from __future__ import annotations

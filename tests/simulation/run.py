@@ -266,9 +266,11 @@ class Run:
                 self.loop.run(self._all(), LATEST)
             except Stuck as stuck:
                 self.wrong(str(stuck))
-            finally:
-                self.broker.ended = True
+            self.broker.ended = True
+            try:
                 self.loop.end()
+            except Stuck as stuck:
+                self.errors.append(f"when its world ended: {stuck}")
         self.errors += self.loop.problems
         if self.errors:
             raise Wrong(f"seed {self.plan.seed}: {self.errors[0]}")
