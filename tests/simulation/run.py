@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from esp_pubsub.engine import written
+from esp_pubsub.engine import inputs, written
 from esp_pubsub.testing._sim_bus import Broker, SimFeed, SimPipe
 from esp_pubsub.testing._virtual import PROCESS, Stuck, VirtualLoop
 from tests.model.explorer import Broken
@@ -99,6 +99,8 @@ class Plan:
     """How wrong each member's clock is, in seconds."""
     entry_bytes: int
     """The largest message of the order beside queues."""
+    ahead: int
+    """How many blocks of an input a member reads ahead of the order."""
 
     def __str__(self) -> str:
         lines = [f"{name} = {getattr(self, name)}" for name in self.__slots__ if name != "accidents"]
@@ -150,6 +152,7 @@ def draw(seed: int) -> Plan:
         prefilled=rng.random() < 0.2,
         clocks=tuple(rng.choice((0.0, 0.0, 0.3, -3_600.0, 3_600.0)) for _ in range(members)),
         entry_bytes=rng.choice((256, 1 << 20)),
+        ahead=rng.choice((2, 10_000)),
     )
 
 
@@ -284,11 +287,12 @@ class Run:
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         random.seed(self.plan.seed + 2)
-        wall_clock, written.wall_clock = written.wall_clock, self.clock
+        own = written.wall_clock, inputs._AHEAD_BLOCKS
+        written.wall_clock, inputs._AHEAD_BLOCKS = self.clock, self.plan.ahead
         try:
             yield
         finally:
-            written.wall_clock = wall_clock
+            written.wall_clock, inputs._AHEAD_BLOCKS = own
             random.setstate(before)
             log.removeHandler(handler)
             log.setLevel(level)

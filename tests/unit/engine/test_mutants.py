@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from esp_pubsub.bus import Message
+from esp_pubsub.engine import written
 from esp_pubsub.engine.inputs import LogInput, Offer, QueueInput
 from esp_pubsub.engine.order import FIRST, LAST, Entry, Order, Proposal, _decode
 from esp_pubsub.engine.stepping import Stepping
@@ -118,6 +119,21 @@ def a_member_that_takes_what_it_has_read_and_not_what_the_entry_says(patch: pyte
         return await take(self, max(to, self.end))
 
     patch.setattr(LogInput, "take", greedy)
+
+
+@caught(written=True, ahead=2)
+def a_bound_that_keeps_a_member_from_what_an_entry_names(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LogInput, "_wanted", property(lambda self: 0, lambda self, to: None), raising=False)
+
+
+@caught(timers=True)
+def time_that_is_the_writers_own(patch: pytest.MonkeyPatch) -> None:
+    propose = Order.propose
+
+    def by_its_own(self: Order, entry: Entry, largest: int) -> Proposal:
+        return propose(self, Entry(written.wall_clock(), entry.takes), largest)
+
+    patch.setattr(Order, "propose", by_its_own)
 
 
 @caught(timers=True)
