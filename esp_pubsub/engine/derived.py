@@ -42,7 +42,7 @@ class DerivedOrder:
         try:
             while True:
                 messages = await self._reader.read()
-                async with self._stepping.whole:
+                async with self._stepping.whole():
                     await self._stepping.take(0, messages)
                     self._taken = self._reader.place
         finally:

@@ -107,9 +107,9 @@ class Engine:
             )
             for topic, line in zip(plan.setup.topics, plan.lines, strict=True)
         ]  # fmt: skip
+        name = f"engine.{plan.address.project}.{plan.address.contquery}"
         self._group = join(
-            writes, options.failover("engine"), plan.control_topic, plan.setup,
-            list(zip(plan.lines, senders, strict=True)), elect=plan.elect, stall=options.stall,
+            writes, options.failover(name), plan.control_topic, plan.setup, list(zip(plan.lines, senders, strict=True)), elect=plan.elect, stall=options.stall,
             changed=self._changed.tell,
         )  # fmt: skip
         self._steps = plan.steps
@@ -139,7 +139,7 @@ class Engine:
                     order, membership = self._order, self._group.membership
                     tasks.create_task(
                         self._snapshots.run(
-                            self._stepping.whole, lambda: order.standing, lambda: membership.state == "active"
+                            self._stepping, lambda: order.standing, lambda: membership.state == "active"
                         )
                     )
         except ExceptionGroup as errors:

@@ -25,7 +25,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._news import News
 from ..errors import EspError, StateRefused
@@ -35,6 +35,9 @@ from .model import Model, calls_of
 from .snapshot import InputState, LineState, NotASnapshot, Snapshot, Writer, accept_state, read
 from .state import Part, State
 from .steps import Steps
+
+if TYPE_CHECKING:
+    from .stepping import Stepping
 
 _log = logging.getLogger("esp_pubsub.engine")
 _KEPT = 3
@@ -121,10 +124,10 @@ class Snapshots:
         self._news = News()
         self._asked: list[int] = []  # steps up to which somebody waits for one that counts
 
-    async def run(self, between: asyncio.Lock, standing: Callable[[], Standing], leads: Callable[[], bool]) -> None:
+    async def run(self, stepping: Stepping, standing: Callable[[], Standing], leads: Callable[[], bool]) -> None:
         """Take one every so often, and mark it once it counts, until cancelled.
 
-        `between` is free between entries. `leads`: whether this member leads, and so leaves snapshots to the others.
+        `leads`: whether this member leads, and so leaves snapshots to the others.
         """
         while True:
             await asyncio.sleep(min(_LOOK_EVERY, self._every / 2))
@@ -134,7 +137,7 @@ class Snapshots:
             elif self._is_asked or (
                 self._loop.time() >= self._next_at and self._steps.taken > max(0, self._taken_at_step)
             ):
-                await self._take_if_wanted(between, standing, leads)
+                await self._take_if_wanted(stepping, standing, leads)
 
     async def persist(self) -> None:
         """Take one now, and wait until it counts; a failure to take one is raised."""
@@ -153,13 +156,15 @@ class Snapshots:
         return bool(self._asked) and self._taken_at_step < max(self._asked)
 
     async def _take_if_wanted(
-        self, between: asyncio.Lock, standing: Callable[[], Standing], leads: Callable[[], bool]
+        self, stepping: Stepping, standing: Callable[[], Standing], leads: Callable[[], bool]
     ) -> None:
         self._next_at = self._loop.time() + self._every
         if not self._is_asked and leads() and await asyncio.to_thread(self._age) < 2 * self._every:
             return
         try:
-            async with between:
+            async with stepping.between:
+                if stepping.is_torn:  # it is somewhere in between, and will not go on
+                    return
                 self._pending = await self._take(standing())
             self._error = None
         except (OSError, StateRefused) as error:

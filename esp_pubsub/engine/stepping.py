@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from .._news import News
 from ..bus import Message
@@ -25,14 +26,24 @@ class Stepping:
     def __init__(self, steps: Steps, group: Group, changed: News, notify: Callable[[Notice], None]) -> None:
         """`changed` is told whenever there may be room."""
         self.steps = steps
-        self.whole = asyncio.Lock()
-        """Held while what belongs together is stepped on: an entry, or what one read brought."""
+        self.between = asyncio.Lock()
+        """Free between entries, and between reads."""
+        self.is_torn = False
+        """What belongs together was stepped on in part: a step failed, or this member stops."""
         self._group = group
         self._lines = group.membership.lines
         self._changed = changed
         self._notify = notify
         self._loop = asyncio.get_running_loop()
         self._turn_ends = 0.0
+
+    @asynccontextmanager
+    async def whole(self) -> AsyncIterator[None]:
+        """Step on what belongs together: an entry, or what one read brought."""
+        async with self.between:
+            self.is_torn = True
+            yield
+            self.is_torn = False
 
     async def take(self, input: int, messages: Sequence[Message]) -> None:
         """Step on what these messages of an input bring. Raises what `Steps.take` does; cancelled, some are taken."""

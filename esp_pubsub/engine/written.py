@@ -129,7 +129,7 @@ class WrittenOrder:
             while True:
                 for message in await self._reader.read():
                     if (entry := order.read(message.data)) is not None:
-                        async with self._stepping.whole:
+                        async with self._stepping.whole():
                             await self._carry_out(entry)
                             self._place = order.last, order.chain, message.position
                     self._carried_out = order.last

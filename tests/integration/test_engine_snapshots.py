@@ -171,6 +171,39 @@ async def test_a_standby_that_differs_withdraws_what_it_took(bus_directory: Path
 
 
 @dataclass
+class Stumbles(Totals):
+    """Raises in the middle of a step, when it has changed its state already."""
+
+    def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
+        super().step(window, block, out)
+        if block.id == 31:
+            raise ValueError("no such trade")
+
+
+async def test_no_snapshot_is_taken_after_a_step_that_failed(bus_directory: Path, kept: Path) -> None:
+    async with feeding(bus_directory) as source:
+        await feed(source, range(1, 41))
+        async with engine(bus_directory, Stumbles(), snapshots=kept, close_timeout=0.5, **OFTEN) as only:
+            with pytest.raises(esp.StepFailed):
+                await only.wait()
+        async with engine(bus_directory, snapshots=kept) as mended:
+            await leads(mended)
+            await Outputs(bus_directory).to(40)
+
+
+async def test_no_snapshot_is_taken_while_a_member_stops(bus_directory: Path, kept: Path) -> None:
+    async with feeding(bus_directory) as source:
+        await feed(source, range(1, 2_001))
+        for _ in range(5):
+            async with engine(bus_directory, snapshots=kept, buffer=3, **OFTEN) as stopped:
+                await until(lambda stopped=stopped: stopped.stats.role == "active")
+                await asyncio.sleep(0.02)
+        async with engine(bus_directory, snapshots=kept) as last:
+            await until(lambda: last.stats.steps == 2_000)
+            await Outputs(bus_directory).to(2_000)
+
+
+@dataclass
 class Sets(Totals):
     """Has state that no snapshot keeps as it is."""
 
