@@ -109,7 +109,8 @@ class Engine:
         ]  # fmt: skip
         name = f"engine.{plan.address.project}.{plan.address.contquery}"
         self._group = join(
-            writes, options.failover(name), plan.control_topic, plan.setup, list(zip(plan.lines, senders, strict=True)), elect=plan.elect, stall=options.stall,
+            writes, options.failover(name), plan.control_topic, plan.setup,
+            list(zip(plan.lines, senders, strict=True)), elect=plan.elect, stall=options.stall,
             changed=self._changed.tell,
         )  # fmt: skip
         self._steps = plan.steps
