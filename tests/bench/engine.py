@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import statistics
@@ -280,5 +281,6 @@ async def measure(report: Report) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("esp_pubsub").setLevel(logging.ERROR)  # roles are no news here
     roles = (fill, compute, loop, feed_paced, receive_paced, member, feed, watch)
     main("engine", measure, {role.__name__: role for role in roles})
