@@ -276,9 +276,9 @@ async def _would_begin(model: Model, kind: str, where: Windows, reads: Bus, opti
             inputs.append(Input(window, topic, schema, None, None))
     outputs = [Output(window, topic, model.outputs[window].text) for window, topic in where.outputs.items()]
     limits = {
-        "buffer": options.buffer, "buffer_bytes": options.buffer_bytes, "step_blocks": options.step_blocks,
-        "step_bytes": options.step_bytes, "max_sources": options.max_sources, "run": options.run,
-        "frame_bytes": options.limits.frame_bytes, "events": options.limits.events,
+        "step_blocks": options.step_blocks, "step_bytes": options.step_bytes, "max_sources": options.max_sources,
+        "run": options.run, "frame_bytes": options.limits.frame_bytes,
+        "events": options.limits.events,
     }  # fmt: skip
     return Beginning(model.version, kind, tuple(inputs), tuple(outputs), limits, *platform_here())
 

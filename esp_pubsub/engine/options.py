@@ -13,7 +13,7 @@ from ..wire.frame import LIMITS, Limits
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What can be set on a member of an engine. All members set the same; what decides the output is compared."""
+    """What can be set on a member of an engine. What decides the output is compared between members."""
 
     run: int = 0
     """The output begins anew with a higher run (for example 20261118), from the input as it is then."""

@@ -177,7 +177,8 @@ async def test_foreign_bytes_in_front_of_the_beginning_do_no_harm(bus_directory:
 
 
 @pytest.mark.parametrize(
-    ("options", "name"), [({"buffer": 9}, "buffer"), ({"step_blocks": 7}, "step_blocks"), ({"max_sources": 5}, "max_")]
+    ("options", "name"),
+    [({"step_bytes": 9}, "step_bytes"), ({"step_blocks": 7}, "step_blocks"), ({"max_sources": 5}, "max_")],
 )
 async def test_a_member_with_other_limits_is_refused_with_both_sides(
     bus_directory: Path, options: dict[str, Any], name: str
