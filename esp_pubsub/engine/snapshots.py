@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._news import News
-from ..errors import EspError, StateRefused
+from ..errors import Closed, EspError, StateRefused
 from ..failover.line import Line
 from ..notices import Failure, Notice
 from .model import Model, calls_of
@@ -122,6 +122,7 @@ class Snapshots:
         self._error: EspError | None = None  # why the last one was not taken
         self._failures = 0
         self._news = News()
+        self._ended = False
         self._asked: list[int] = []  # steps up to which somebody waits for one that counts
 
     async def run(self, stepping: Stepping, standing: Callable[[], Standing], leads: Callable[[], bool]) -> None:
@@ -129,22 +130,28 @@ class Snapshots:
 
         `leads`: whether this member leads, and so leaves snapshots to the others.
         """
-        while True:
-            await asyncio.sleep(min(_LOOK_EVERY, self._every / 2))
-            if self._pending is not None:
-                if self._counts(self._pending):
-                    await self._mark(self._pending)
-            elif self._is_asked or (
-                self._loop.time() >= self._next_at and self._steps.taken > max(0, self._taken_at_step)
-            ):
-                await self._take_if_wanted(stepping, standing, leads)
+        try:
+            while not stepping.is_torn or stepping.between.locked():
+                await asyncio.sleep(min(_LOOK_EVERY, self._every / 2))
+                if self._pending is not None:
+                    if self._counts(self._pending):
+                        await self._mark(self._pending)
+                elif self._is_asked or (
+                    self._loop.time() >= self._next_at and self._steps.taken > max(0, self._taken_at_step)
+                ):
+                    await self._take_if_wanted(stepping, standing, leads)
+        finally:
+            self._ended = True
+            self._news.tell()
 
     async def persist(self) -> None:
-        """Take one now, and wait until it counts; a failure to take one is raised."""
+        """Take one now, and wait until it counts. Raises what kept it from that; Closed if this member ends before."""
         step, failed = self._steps.taken, self._failures
         self._asked.append(step)
         try:
             while self._counted_step < step:
+                if self._ended:
+                    raise Closed("this member of the engine takes no more snapshots: it has ended, or a step failed")
                 await self._news.wait()
                 if self._failures > failed and self._error is not None:
                     raise self._error

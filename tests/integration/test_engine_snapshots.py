@@ -181,26 +181,44 @@ class Stumbles(Totals):
 
 
 async def test_no_snapshot_is_taken_after_a_step_that_failed(bus_directory: Path, kept: Path) -> None:
-    async with feeding(bus_directory) as source:
-        await feed(source, range(1, 41))
-        async with engine(bus_directory, Stumbles(), snapshots=kept, close_timeout=0.5, **OFTEN) as only:
-            with pytest.raises(esp.StepFailed):
-                await only.wait()
-        async with engine(bus_directory, snapshots=kept) as mended:
-            await leads(mended)
-            await Outputs(bus_directory).to(40)
+    async with (
+        feeding(bus_directory) as source,
+        engine(bus_directory, Stumbles(), snapshots=kept, snapshot_every=100.0) as only,
+    ):
+        await leads(only)
+        only._group.hand_over = asyncio.Event().wait  # type: ignore[method-assign,assignment]  # it takes long
+        await feed(source, range(1, 32))
+        await until(lambda: only._stepping.is_torn and not only._stepping.between.locked())
+        with pytest.raises(esp.Closed, match="a step failed"):
+            async with asyncio.timeout(30):
+                await only.persist()
+    assert not kept.exists()
 
 
-async def test_no_snapshot_is_taken_while_a_member_stops(bus_directory: Path, kept: Path) -> None:
-    async with feeding(bus_directory) as source:
-        await feed(source, range(1, 2_001))
-        for _ in range(5):
-            async with engine(bus_directory, snapshots=kept, buffer=3, **OFTEN) as stopped:
-                await until(lambda stopped=stopped: stopped.stats.role == "active")
-                await asyncio.sleep(0.02)
-        async with engine(bus_directory, snapshots=kept) as last:
-            await until(lambda: last.stats.steps == 2_000)
-            await Outputs(bus_directory).to(2_000)
+async def test_no_snapshot_is_taken_of_a_member_that_stopped_in_the_middle_of_what_it_read(
+    bus_directory: Path, kept: Path
+) -> None:
+    async with (
+        feeding(bus_directory) as source,
+        engine(bus_directory, snapshots=kept, snapshot_every=100.0, buffer=3) as only,
+    ):
+        await feed(source, range(1, 101))
+        await until(lambda: only.stats.steps >= 3)  # it waits for room: nobody leads yet
+        only._stepper.cancel()  # type: ignore[union-attr]
+        with pytest.raises(esp.Closed):
+            async with asyncio.timeout(30):
+                await only.persist()
+    assert not kept.exists()
+
+
+async def test_who_waits_for_a_snapshot_of_a_member_that_is_closed_is_told(bus_directory: Path, kept: Path) -> None:
+    async with engine(bus_directory, snapshots=kept, snapshot_every=100.0) as only:
+        waiting = asyncio.ensure_future(only.persist())
+        await asyncio.sleep(0)
+        await only.aclose()
+        with pytest.raises(esp.Closed):
+            async with asyncio.timeout(30):
+                await waiting
 
 
 @dataclass
