@@ -21,16 +21,20 @@ async def run_until_one_ends(*works: Work) -> None:
 
 async def _run(works: tuple[Work, ...], *, until_one_ends: bool) -> None:
     error = None
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_outcome(work)) for work in works]
-        while tasks and error is None:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            error = next((task.result() for task in tasks if task in ended and not task.cancelled()), None)
-            tasks = [task for task in tasks if task not in ended]
-            if until_one_ends:
-                break
-        for task in tasks:
-            task.cancel()
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_outcome(work)) for work in works]
+            while tasks and error is None:
+                ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                error = next((task.result() for task in tasks if task in ended and not task.cancelled()), None)
+                tasks = [task for task in tasks if task not in ended]
+                if until_one_ends:
+                    break
+            for task in tasks:
+                task.cancel()
+    finally:
+        for work in works:
+            work.close()  # one that was cancelled before it began would be warned of
     if error is not None:
         raise error
 

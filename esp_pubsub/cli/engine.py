@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from .. import Client, ConfigError, Engine, EngineOptions, bus, init
+from ..address import Address
+from ..engine.amending import pass_over
 from ..engine.loading import load_model
 from ..engine.model import declared
-from ..engine.opening import Windows
+from ..engine.opening import Windows, log_of, order_topic
+from ..engine.order import Poisoned
 from ..events import PLAIN, Block
 from ..failover.accept import Accept
+from ..publisher import source_number
 from ..testing import check_model
 from ..wire.frame import Frame
 from .running import counted, progress, say
@@ -84,6 +88,19 @@ async def check(named: str, place: Place) -> None:
     say(
         f"{counted(len(found), 'block')} of input gave {counted(emitted, 'block')} of output, the same in two processes"
     )
+
+
+async def pass_block_over(place: Place, block: str, run: int) -> None:
+    """Write into the engine's order that this block is to be passed over."""
+    try:
+        source, its_run, id = block.split(":")
+        poisoned = Poisoned(int(source, 16), int(its_run), int(id))
+    except ValueError:
+        raise ConfigError(f"a block is SOURCE:RUN:ID, such as 0a1b2c3d4e5f6071:0:17, not {block!r}") from None
+    topic = order_topic(Address.parse(place.url).engine_control, run)
+    async with init(place.bus, config=place.config, **place.keys) as client:
+        await pass_over(await log_of(client.bus), topic, source_number(topic), run, poisoned)
+    say(f"block {poisoned.id} of source {poisoned.source:016x}, run {poisoned.run}, will be passed over")
 
 
 async def _held(client: Client, topic: str) -> list[Frame]:

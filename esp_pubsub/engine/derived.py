@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from .inputs import LogReader
+from .order import Poisoned
 from .snapshots import Standing
 from .stepping import Stepping
 
@@ -10,7 +13,11 @@ from .stepping import Stepping
 class DerivedOrder:
     """Steps on the input as it is read."""
 
-    def __init__(self, reader: LogReader, stepping: Stepping) -> None:
+    def __init__(
+        self, reader: LogReader, stepping: Stepping, is_passed_over: Callable[[Poisoned], Awaitable[bool]]
+    ) -> None:
+        """`is_passed_over` looks in the order topic, which is else empty here but for the beginning."""
+        stepping.is_passed_over = is_passed_over
         self._reader = reader
         self._stepping = stepping
         self._taken = reader.place

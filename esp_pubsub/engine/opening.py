@@ -27,6 +27,7 @@ from ..publisher import source_number
 from ..retained import retain_beginning, retained_beginning
 from ..wire.frame import Sealed, frames
 from ..writer import BlockWriter
+from .amending import passed_over
 from .beginning import Beginning, Begun, Input, Output, check, is_entry, platform_here, read_beginning
 from .clock import Clock
 from .derived import DerivedOrder
@@ -34,7 +35,7 @@ from .engine import Engine, Ordered, Plan
 from .inputs import LogInput, LogReader, QueueInput
 from .model import Model, calls_of, declared
 from .options import EngineOptions
-from .order import Order
+from .order import Order, Poisoned
 from .snapshot import NotASnapshot, Snapshot, sources_of
 from .snapshots import Named, Snapshots, newest
 from .state import Part, State
@@ -208,7 +209,8 @@ def _order(
     """What says which step comes next."""
     if kind == "derived":
         place = start.inputs[0] or Place(0, None)
-        return DerivedOrder(LogReader(buses.reads, inputs[0].topic, place, notify), stepping)
+        reader = LogReader(buses.reads, inputs[0].topic, place, notify)
+        return DerivedOrder(reader, stepping, partial(_is_passed_over, buses.orders, order_on, start))
     readers = f"engine.{where.path.replace('/', '.')}"
     read: list[LogInput | QueueInput] = [
         QueueInput(buses.reads, each.topic, readers, changed, notify)
@@ -221,6 +223,12 @@ def _order(
         buses.orders, start.order, reader, read, stepping, Clock(start.now, asyncio.get_running_loop().time()), changed,
         leads=lambda: membership.state == "active", notify=notify,
     )  # fmt: skip
+
+
+async def _is_passed_over(orders: Bus, order_on: str, start: Start, block: Poisoned) -> bool:
+    """Whether an entry of an order that nobody else writes to passes this block over."""
+    order = Order(start.order.source, start.order.run, start.order.last, start.order.chain)
+    return block in await passed_over(orders, order_on, order, start.order_place)
 
 
 def _kind_of_order(model: Model, buses: Buses, options: EngineOptions) -> str:

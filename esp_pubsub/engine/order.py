@@ -39,12 +39,22 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
     """A queue's; none for a log."""
 
 
+class Poisoned(msgspec.Struct, frozen=True, array_like=True):
+    """A block of an input, named by its sequence and its id."""
+
+    source: int
+    run: int
+    id: int
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """What comes next: the timers that are due at `now`, then the inputs as they stand here."""
 
     now: int
     """Microseconds since the epoch, by the engine's clock; it never decreases."""
     takes: tuple[Taken, ...]
+    passes: tuple[Poisoned, ...] = ()
+    """Blocks on which the model raises, and which are to be passed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,8 @@ class Order:
         self.run = run
         self.last = last
         self.chain = chain
+        self.passed: set[Poisoned] = set()
+        """Blocks that some entry so far passes over."""
         self._chains = Chains(_KEPT)
         self._parts: list[bytes] = []  # of an entry that is not finished
         self._void = 0
@@ -108,9 +120,11 @@ class Order:
         body = b"".join(self._parts)
         self._parts.clear()
         try:
-            return _decode(body)
+            entry = _decode(body)
         except msgspec.MsgspecError:
             return None  # it counts, for everybody, and says nothing
+        self.passed.update(entry.passes)
+        return entry
 
     def is_last(self, data: bytes) -> bool:
         """Whether a message is the last frame that counts."""

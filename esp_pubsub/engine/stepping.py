@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from .._news import News
 from ..bus import Message
+from ..errors import StepFailed
 from ..failover.accept import Dropped, Outcome
 from ..failover.group import Group
 from ..notices import BadMessage, Notice
 from ..wire.frame import Frame
+from .order import Poisoned
 from .steps import Steps
 
 _log = logging.getLogger("esp_pubsub.engine")
@@ -28,6 +30,8 @@ class Stepping:
         self.steps = steps
         self.between = asyncio.Lock()
         """Free between entries, and between reads."""
+        self.is_passed_over: Callable[[Poisoned], Awaitable[bool]] = _never
+        """Whether the order says to go on after a step that failed."""
         self.is_torn = False
         """What belongs together was stepped on in part: a step failed, or this member stops."""
         self._group = group
@@ -54,7 +58,13 @@ class Stepping:
             if not self._has_room() or self._loop.time() > self._turn_ends:
                 await self._wait_for_room()
             began = self._loop.time()
-            self._given(self.steps.take(input, outcome))
+            try:
+                self._given(self.steps.take(input, outcome))
+            except StepFailed as failed:
+                if not await self.is_passed_over(Poisoned(outcome.source, outcome.run, outcome.id)):
+                    raise
+                _log.warning("passed over, as the order says: %s", failed)
+                self.steps.pass_over(input, outcome)
             if (took := self._loop.time() - began) > _LONG_STEP:
                 _log.warning(
                     "the step on block %d of source %016x at position %s took %.2f s; nothing was read or sent "
@@ -103,3 +113,7 @@ class Stepping:
                 return
             case _:
                 self._notify(outcome)
+
+
+async def _never(_: Poisoned) -> bool:
+    return False

@@ -100,10 +100,18 @@ class Steps:
             out.end()
             raise StepFailed(
                 f"the model raised {type(error).__name__} in the step on block {frame.id} of source "
-                f"{frame.source:016x}, run {frame.run}, at position {frame.position} of {window}: {error}",
+                f"{frame.source:016x}, run {frame.run}, at position {frame.position} of {window}: {error}. Mend the "
+                f"model, or have the block passed over: esp pass-over URL {frame.source:016x}:{frame.run}:{frame.id}",
                 window=window, source=frame.source, run=frame.run, id=frame.id, position=frame.position,
             ) from error  # fmt: skip
         return self._done(_ON_BLOCK(input, frame.source, frame.run, frame.id, frame.chain))
+
+    def pass_over(self, input: int, frame: Frame) -> None:
+        """This block's step failed, and the order says to go on. What the step changed in the state stays changed: it
+        did so on every member.
+        """
+        self._out.begin(None)
+        self._done(b"passed" + _ON_BLOCK(input, frame.source, frame.run, frame.id, frame.chain))
 
     def fire(self, key: str) -> Sequence[int]:
         """Step on a timer that is due. Returns and raises what `take` does."""

@@ -18,13 +18,14 @@ from collections.abc import Callable, Sequence
 from .._news import News
 from .._tasks import run_all, run_until_one_ends
 from ..backoff import Backoff
-from ..bus import Bus, Message, Pipe
+from ..bus import Bus, Message, Pipe, Place
 from ..errors import BusUnavailable
 from ..notices import Failure, Notice
 from ..wire.frame import frames
+from .amending import passed_over
 from .clock import Clock
 from .inputs import LogInput, LogReader, Offer, QueueInput, earliest
-from .order import Entry, Order, Proposal, Taken
+from .order import Entry, Order, Poisoned, Proposal, Taken
 from .snapshots import Standing
 from .stepping import Stepping
 
@@ -65,6 +66,7 @@ class WrittenOrder:
         self._bus = bus
         self._order = order
         self._reader = reader
+        stepping.is_passed_over = self._is_passed_over
         self._inputs = inputs
         self._stepping = stepping
         self._changed = changed
@@ -149,6 +151,14 @@ class WrittenOrder:
                 await self._stepping.take(take.input, await source.take(take.to or 0))
             else:
                 await self._stepping.take(take.input, [Message(None, data) for data in take.messages])
+
+    async def _is_passed_over(self, block: Poisoned) -> bool:
+        if block in self._order.passed:
+            return True
+        last, chain, position = self._place
+        ahead = Order(self._order.source, self._order.run, last, chain)
+        place = Place(position + 1, self._reader.place.incarnation)
+        return block in await passed_over(self._bus, self._reader.topic, ahead, place)
 
     # what the one that leads does
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,8 @@ def test_a_model_that_fails_ends_the_command_with_the_block_named(model: Path, b
     assert ended.returncode == 1
     assert "ValueError in the step on block 1 " in ended.stderr
     assert "no such row [(7,)]" in ended.stderr
+    block = re.findall(r"esp pass-over URL (\S+)", ended.stderr)[0]
+    assert esp(bus_directory, "pass-over", url, "17").returncode == 2
+    assert esp(bus_directory, "pass-over", f"{url}2", block).returncode == 1
+    passed = esp(bus_directory, "pass-over", url, block)
+    assert (passed.returncode, "will be passed over" in passed.stderr) == (0, True), passed.stderr

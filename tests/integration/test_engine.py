@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 import esp_pubsub as esp
+from esp_pubsub.engine.amending import pass_over
+from esp_pubsub.engine.order import Poisoned
 from esp_pubsub.publisher import source_number
 from esp_pubsub.testing.faults import Faults
 from esp_pubsub.wire.frame import ENTRY, frames, seal
@@ -231,6 +233,36 @@ async def test_a_step_that_raises_everywhere_stops_the_engine_after_all_before_i
                     async with asyncio.timeout(30):
                         await each.wait()
         await Outputs(bus_directory).to(30)
+
+
+@pytest.mark.parametrize("order", [None, "written"])
+async def test_a_poisoned_block_is_passed_over_once_the_order_says_so(bus_directory: Path, order: Any) -> None:
+    class Stumbles(Totals):
+        def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
+            if block.id == 31:
+                raise ZeroDivisionError("no such price")
+            super().step(window, block, out)
+
+    async with feeding(bus_directory) as source:
+        await feed(source, range(1, 31))
+        await source.inject([(0, "IBM", 0)])
+        async with engine(bus_directory, Stumbles(), order=order) as a:
+            with pytest.raises(esp.StepFailed, match=r"esp pass-over URL [0-9a-f]{16}:0:31$") as caught:
+                async with asyncio.timeout(30):
+                    await a.wait()
+        failed = caught.value
+        async with esp.init(dir=bus_directory) as client:
+            for _ in range(2):  # twice is harmless
+                await pass_over(
+                    client.bus, ORDER, source_number(ORDER), 0, Poisoned(failed.source, failed.run, failed.id)
+                )
+            with pytest.raises(esp.BusError, match="no engine has begun"):
+                await pass_over(client.bus, "local:5555/M/F/engine/p/nowhere/order", 1, 0, Poisoned(1, 0, 1))
+        async with engine(bus_directory, Stumbles(), order=order) as b, engine(bus_directory, Stumbles(), order=order):
+            await leads(b)
+            await source.inject(trades(31))
+            await until(lambda: b.stats.steps == 32)
+            await Outputs(bus_directory).to(31)
 
 
 async def test_a_standby_that_computes_something_else_leaves_and_the_others_go_on(bus_directory: Path) -> None:

@@ -21,7 +21,20 @@ from esp_pubsub.testing.history import Delivered, Published, line
 from esp_pubsub.wire.frame import BLOCK, frames, parse, seal
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = ["pub", "sub", "engine", "adapter", "topics", "tail", "top", "purge", "doctor", "check-history", "demo"]
+COMMANDS = [
+    "pub",
+    "sub",
+    "engine",
+    "pass-over",
+    "adapter",
+    "topics",
+    "tail",
+    "top",
+    "purge",
+    "doctor",
+    "check-history",
+    "demo",
+]
 PLACE = {"url": "dfESP://h:1/p/c/w", "fsname": "x.csv"}
 
 
