@@ -68,7 +68,8 @@ class _Line:
 def _shown(engine: Engine) -> str:
     stats = engine.stats
     lines = ", ".join(f"{line.window.split('/')[-2]} {line.given:,} (on bus {line.on_bus:,})" for line in stats.lines)
-    return f"{stats.role}, {counted(stats.steps, 'step')}; {lines}"
+    trouble = ", cannot read all of its input" if stats.hindered else ""
+    return f"{stats.role}{trouble}, {counted(stats.steps, 'step')}; {lines}"
 
 
 async def check(named: str, place: Place) -> None:

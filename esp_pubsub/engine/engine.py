@@ -254,6 +254,7 @@ class Engine:
         )
         return EngineStats(
             role=membership.role, term=membership.term, steps=self._steps.taken, positions=self._order.positions,
+            hindered=self._order.hindered_since is not None,
             lines=lines, last_switch=self._group.roles.last,
             last_snapshot=None if self._snapshots is None else self._snapshots.last,
         )  # fmt: skip

@@ -83,6 +83,8 @@ class EngineStats:
     """How many blocks and timers the model has stepped on."""
     positions: tuple[int, ...]
     """Of the next message of each input, in the order in which the model names them; 0 for a queue."""
+    hindered: bool
+    """It cannot read an input, or the order, at the moment; one that leads may lead on without."""
     lines: tuple[LineStats, ...]
     last_switch: RoleChange | None
     last_snapshot: float | None

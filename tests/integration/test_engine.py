@@ -328,7 +328,9 @@ async def test_where_no_member_can_read_one_leads_on_and_goes_on_once_it_can(bus
         await feed(source, range(21, 41))
         await until(lambda: only.stats.role != "active")
         await leads(only)
+        assert only.stats.hindered
         cut.restore()
+        await until(lambda: not only.stats.hindered)
         await Outputs(bus_directory).to(40)
 
 
