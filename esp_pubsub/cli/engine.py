@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,10 +85,19 @@ async def check(named: str, place: Place) -> None:
     if not found:
         raise ConfigError("the model's input windows hold nothing: publish to them first")
     found.sort(key=lambda each: each[1].sent_at)  # as they came, about
-    emitted = await asyncio.to_thread(check_model, named, found)
+    emitted = await asyncio.to_thread(check_model, named, _timed(found))
     say(
         f"{counted(len(found), 'block')} of input gave {counted(emitted, 'block')} of output, the same in two processes"
     )
+
+
+def _timed(found: Sequence[tuple[str, Block]]) -> Iterator[tuple[str, Block] | int]:
+    """Each block at the time at which it was sent."""
+    now = 0
+    for window, block in found:
+        now = max(now, block.frame.sent_at)
+        yield now
+        yield window, block
 
 
 async def pass_block_over(place: Place, block: str, run: int) -> None:

@@ -30,7 +30,7 @@ from ..engine.options import EngineOptions
 from ..engine.state import State
 from ..engine.steps import Reading, Steps
 from ..errors import ConfigError, ModelError, StepsDiffer
-from ..events import PLAIN, Block, Opcode
+from ..events import PLAIN, Block
 from ..failover.accept import Accept
 from ..failover.line import Line
 from ..failover.outbox import Outbox
@@ -41,17 +41,22 @@ _RESTARTS = 0.2  # of the steps are followed by a restart
 _INPUT = 1  # the source of the input's blocks; those of the output windows follow
 
 
-def run_model(model: Any, input: Iterable[tuple[Any, ...]]) -> dict[str, list[Block]]:
+Input = Iterable[tuple[Any, ...] | int]
+Sent = tuple[str, bytes] | int
+
+
+def run_model(model: Any, input: Input) -> dict[str, list[Block]]:
     """What a model emits to each of its output windows, for blocks of input: `(window, rows)` or `(window, rows,
-    opcode)`, where rows are what `inject` takes.
+    opcode)`, where rows are what `inject` takes. A number among them is a time in microseconds: it is that time from
+    there on, and timers that are due fire. Before the first one it is 0.
 
     StepFailed as in an engine; ValueRefused or TooLarge for input that could not be published. The model keeps the
-    state that it has after this, so a second call goes on from there. Timers never fire: `out.now` counts blocks.
+    state that it has after this, so a second call goes on from there, but for its timers.
     """
     trial = Trial(model)
     emitted: dict[str, list[Block]] = {window: [] for window in trial.model.outputs}
-    for window, rows, *opcode in input:
-        for name, block in trial.take(trial.sent(window, rows, *opcode)):
+    for each in input:
+        for name, block in trial.take(trial.sent(each)):
             emitted[name].append(block)
     return emitted
 
@@ -75,23 +80,38 @@ class Trial:
         readings = [Reading(name, schema, Accept(suffix_only=True, from_start=True)) for name, schema in inputs]
         self._places = {reading.window: at for at, reading in enumerate(readings)}
         self.steps = Steps(
-            calls, readings, self._outputs, step_blocks=options.step_blocks, step_bytes=options.step_bytes,
-        )  # fmt: skip
+            calls, readings, self._outputs, step_blocks=options.step_blocks, step_bytes=options.step_bytes
+        )
+        self.steps.now = 0
 
-    def sent(self, window: str, rows: Any, opcode: Any = Opcode.INSERT) -> tuple[str, bytes]:
-        """A block of input as it would be on the bus."""
+    def sent(self, each: tuple[Any, ...] | int) -> Sent:
+        """A block of input as it would be on the bus; a time as it is."""
+        if isinstance(each, int):
+            return each
+        window, rows, *opcode = each
         if window not in self._writers:
             raise ModelError(f"the model has no input window {window!r}; it has {', '.join(self._writers)}")
         writer = self._writers[window]
-        writer.outbox.add(writer.seal(writer.encode(rows, opcode, 0)))
+        writer.outbox.add(writer.seal(writer.encode(rows, *opcode)))
         return window, _taken(writer.outbox)[0]
 
-    def take(self, sent: tuple[str, bytes]) -> Iterator[tuple[str, Block]]:
-        """Step on a block; gives what it emits, with its window."""
+    def take(self, sent: Sent) -> Iterator[tuple[str, Block]]:
+        """Step on a block, or on the timers that are due at a time; gives what is emitted, with its window."""
+        steps = self.steps
+        if isinstance(sent, int):
+            if sent < (steps.now or 0):
+                raise ValueError(f"time does not go back: it was {steps.now}, and then {sent}")
+            steps.now = sent
+            for key in steps.timers.due(sent):
+                if steps.timers.take(key):
+                    steps.fire(key)
+                    yield from self._emitted()
+            return
         window, message = sent
-        if self.model.timers:
-            self.steps.now = self.steps.taken + 1
-        self.steps.take(self._places[window], parse(message))
+        steps.take(self._places[window], parse(message))
+        yield from self._emitted()
+
+    def _emitted(self) -> Iterator[tuple[str, Block]]:
         for name, (writer, _) in self._outputs.items():
             for found in _taken(writer.outbox):
                 yield name, Block(parse(found), self.model.outputs[name], PLAIN)
@@ -110,14 +130,14 @@ class Trial:
                 return
 
 
-def check_model(named: str, input: Iterable[tuple[Any, ...]]) -> int:
+def check_model(named: str, input: Input) -> int:
     """Run a model over this input (see `run_model`) in two processes, and compare; returns how many blocks it emitted.
 
     `named`: `module:name` or `file.py:name`, a function or a class that is made without arguments. StepsDiffer names
     the first step after which the two are not the same; what ends either process otherwise is raised as ModelError.
     """
     trial = Trial(load_model(named))
-    messages = [trial.sent(window, rows, *opcode) for window, rows, *opcode in input]
+    messages = [trial.sent(each) for each in input]
     one, other = (_in_a_process(named, messages, seed) for seed in (1, 2))
     for step, (ours, theirs) in enumerate(zip_longest(one, other), 1):
         if ours != theirs:
@@ -130,7 +150,7 @@ def check_model(named: str, input: Iterable[tuple[Any, ...]]) -> int:
     return sum(map(len, one))
 
 
-def _in_a_process(named: str, messages: list[tuple[str, bytes]], seed: int) -> list[Any]:
+def _in_a_process(named: str, messages: list[Sent], seed: int) -> list[Any]:
     """What each step emitted, by the chains of its blocks."""
     ended = subprocess.run(
         [sys.executable, "-m", __name__, named, str(seed)], input=msgpack.packb(messages), capture_output=True,
@@ -148,7 +168,8 @@ def _main(named: str, seed: str) -> None:
     dice, steps = random.Random(seed), []
     output, sys.stdout = sys.stdout, sys.stderr  # a model that prints disturbs nobody
     for sent in msgpack.unpackb(sys.stdin.buffer.read()):
-        steps.append([(window, block.id, block.frame.chain) for window, block in trial.take(tuple(sent))])
+        taken = trial.take(sent if isinstance(sent, int) else (sent[0], sent[1]))
+        steps.append([(window, block.id, block.frame.chain) for window, block in taken])
         if seed == "2" and dice.random() < _RESTARTS:
             trial.restart()
     output.buffer.write(msgpack.packb(steps))
@@ -158,11 +179,6 @@ def _writer(schema: Any, source: int) -> BlockWriter:
     most = EngineOptions()
     outbox = Outbox(most.step_blocks, most.step_bytes)
     return BlockWriter(schema, Encoder(schema, rebuild=True), outbox, source, 0, most.limits.frame_bytes)
-
-
-def _sent(writer: BlockWriter, rows: Any, opcode: Any = Opcode.INSERT) -> list[bytes]:
-    writer.outbox.add(writer.seal(writer.encode(rows, opcode, 0)))
-    return _taken(writer.outbox)
 
 
 def _taken(outbox: Outbox) -> list[bytes]:

@@ -38,6 +38,23 @@ def test_a_second_run_goes_on_from_the_state_of_the_first() -> None:
     assert run_model(model, [("Trades", [(2, "IBM", 7)])])["Totals"][0].rows() == [("IBM", 12)]
 
 
+@esp.model(inputs={"a": "id*:int64"}, outputs={"late": "id*:int64,at:int64"}, timers=True)
+class Late:
+    def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
+        for (id,) in block.rows():
+            out.wake(str(id), out.now + 10)
+
+    def timer(self, key: str, out: esp.Out) -> None:
+        out.emit("late", [(int(key), out.now)])
+
+
+def test_times_among_the_input_make_timers_fire() -> None:
+    emitted = run_model(Late(), [("a", [(1,)]), 5, ("a", [(2,)]), 12, 14, 15])
+    assert [block.rows() for block in emitted["late"]] == [[(1, 12)], [(2, 15)]]
+    with pytest.raises(ValueError, match="does not go back"):
+        run_model(Late(), [5, 4])
+
+
 def test_errors_are_those_of_an_engine() -> None:
     @esp.model(inputs={"a": "id*:int64"}, outputs={"b": "id*:int64"})
     def fails(window: str, block: esp.Block, out: esp.Out) -> None:
