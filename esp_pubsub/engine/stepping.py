@@ -46,6 +46,7 @@ class Stepping:
         """Step on what belongs together: an entry, or what one read brought."""
         async with self.between:
             self.is_torn = True
+            self._turn_ends = self._loop.time() + _TURN  # reading has given the others theirs
             yield
             self.is_torn = False
 
