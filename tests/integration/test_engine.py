@@ -174,8 +174,10 @@ async def test_foreign_bytes_in_front_of_the_beginning_do_no_harm(bus_directory:
         pipe = await client.bus.pipe(ORDER)
         await pipe.write([b"foreign", *frames([seal(ENTRY, source=1, id=5)], 0, 0)])
         await pipe.aclose()
-    async with engine(bus_directory, order="written") as a, engine(bus_directory, order="written"):
+    async with engine(bus_directory, order="written") as a:
         await leads(a)
+        async with engine(bus_directory, order="written"):
+            pass
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,6 @@ async def test_a_poisoned_block_is_passed_over_once_the_order_says_so(bus_direct
             with pytest.raises(esp.BusError, match="no engine has begun"):
                 await pass_over(client.bus, "local:5555/M/F/engine/p/nowhere/order", 1, 0, Poisoned(1, 0, 1))
         async with engine(bus_directory, Stumbles(), order=order) as b, engine(bus_directory, Stumbles(), order=order):
-            await leads(b)
             await source.inject(trades(31))
             await until(lambda: b.stats.steps == 32)
             await Outputs(bus_directory).to(31)
