@@ -17,6 +17,7 @@ frame abandons an entry that is not finished: its writer died.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -55,6 +56,15 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     takes: tuple[Taken, ...]
     passes: tuple[Poisoned, ...] = ()
     """Blocks on which the model raises, and which are to be passed over."""
+
+
+def next_entry(now: int, before: int | None, due: int | None, takes: Sequence[Taken]) -> Entry | None:
+    """What the writer proposes: all that there is to take, if there is something, or if a timer is due.
+
+    `now` is by its clock, `before` of the entry before, `due` when the first timer is. Time never goes back.
+    """
+    now = max(now, before or 0)
+    return Entry(now, tuple(takes)) if takes or (due is not None and due <= now) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from ..wire.frame import frames
 from .amending import passed_over
 from .clock import Clock
 from .inputs import LogInput, LogReader, Offer, QueueInput, earliest
-from .order import Entry, Order, Poisoned, Proposal, Taken
+from .order import Entry, Order, Poisoned, Proposal, Taken, next_entry
 from .snapshots import Standing
 from .stepping import Stepping
 
@@ -224,11 +224,9 @@ class WrittenOrder:
             elif (offer := each.offer(_QUEUED_BYTES)) is not None:
                 offers.append((each, offer))
                 takes.append(Taken(at, None, tuple(message.data for message in offer.messages)))
-        now = self.now()
-        due = self._stepping.steps.timers.next
-        if not takes and (due is None or due > now):
-            return None
-        return Entry(max(now, self._stepping.steps.now or 0), tuple(takes)), offers
+        steps = self._stepping.steps
+        entry = next_entry(self.now(), steps.now, steps.timers.next, takes)
+        return None if entry is None else (entry, offers)
 
     async def _wait_for_more(self) -> None:
         due = self._stepping.steps.timers.next

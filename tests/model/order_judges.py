@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from esp_pubsub.bus import Message
 from esp_pubsub.encode import Encoder
 from esp_pubsub.engine.model import Calls
-from esp_pubsub.engine.order import Entry, Order, Proposal, Taken
+from esp_pubsub.engine.order import Entry, Order, Proposal, Taken, next_entry
 from esp_pubsub.engine.out import Out
 from esp_pubsub.engine.steps import Reading, Steps
 from esp_pubsub.errors import InputDiffers, StepFailed
@@ -280,17 +280,13 @@ def blocks(core: Member, input: int, to: int | None, messages: Sequence[bytes], 
 # what one that believes to lead does
 
 
-def entry_time(core: Member, clock: int) -> int:
-    """The time of the entry that it proposes."""
-    return max(clock, core.steps.now or 0)
-
-
 def propose(core: Member, clock: int, end: int, queue: tuple[bytes, ...], largest: int, _: Logs) -> None:
     """It proposes to take all that it has read."""
     takes = [Taken(LOG, end, ())] if end > core.taken else []
     if queue:
         takes.append(Taken(QUEUE, None, queue))
-    entry = Entry(entry_time(core, clock), tuple(takes))
+    entry = next_entry(clock, core.steps.now, core.steps.timers.next, takes)
+    assert entry is not None, "it is asked where there is something"
     core.proposal, core.offered = core.order.propose(entry, BODY_AT + largest), len(queue)
 
 

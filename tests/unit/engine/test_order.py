@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esp_pubsub.engine.order import Entry, Order, Proposal, Taken
+from esp_pubsub.engine.order import Entry, Order, Proposal, Taken, next_entry
 from esp_pubsub.wire.frame import BEAT, ENTRY, MAP, frames, seal
 
 SOURCE, RUN, CHAIN = 5, 2, 77
@@ -122,6 +122,16 @@ def test_an_entry_that_cannot_be_read_counts_and_says_nothing() -> None:
     forged = seal(ENTRY, MAP, 3, source=SOURCE, run=RUN, id=2, link=CHAIN, body=b"\xc1")
     assert read(ours, frames([forged], 0, 0)) == []
     assert ours.last == 2
+
+
+def test_a_writer_proposes_where_there_is_something_to_take_or_a_timer_is_due_and_time_never_goes_back() -> None:
+    takes = [Taken(0, 7, ())]
+    assert next_entry(10, None, None, takes) == Entry(10, tuple(takes))
+    assert next_entry(10, 12, None, takes) == Entry(12, tuple(takes))
+    assert next_entry(10, None, None, []) is None
+    assert next_entry(10, None, 11, []) is None
+    assert next_entry(10, None, 10, []) == Entry(10, ())
+    assert next_entry(10, 12, 12, []) == Entry(12, ())
 
 
 @given(st.integers(0, 1 << 32))

@@ -158,7 +158,7 @@ def a_queue_is_confirmed_before_the_read_back(patch: pytest.MonkeyPatch) -> None
 
 @caught_in("order, timers and blocks", "time went back")
 def an_entry_has_the_time_of_its_writers_clock(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(order_judges, "entry_time", lambda core, clock: clock)
+    patch.setattr(order_judges, "next_entry", lambda now, before, due, takes: Entry(now, tuple(takes)))
 
 
 @caught_in("order, timers and blocks", "fired where")
