@@ -18,7 +18,7 @@ def load_model(named: str) -> Any:
 
     ConfigError where there is none. The module is imported, and does what it does when it is.
     """
-    module, colon, name = named.rpartition(":")
+    module, colon, name = named.rpartition(":") if isinstance(named, str) else ("", "", "")
     if not colon or not module or not name:
         raise ConfigError(f"a model is named by its module and its name, such as vwap.py:Vwap, not {named!r}")
     found = getattr(_load_module(module), name, None)

@@ -12,7 +12,9 @@ everything that the steps did, which members compare at every 1,000th step.
 from __future__ import annotations
 
 import struct
+import traceback
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
@@ -30,6 +32,13 @@ from .timers import Timers
 COMPARED_EVERY, _COMPARED_KEPT = 1_000, 1_000
 _ON_BLOCK = struct.Struct("<IQQQI").pack
 _ON_EMITTED = struct.Struct("<II").pack
+
+
+def line_of(error: BaseException) -> str:
+    """Where in the model this was raised, to be put behind the error's text; nothing if it was the call itself."""
+    lines = [(Path(frame.filename).name, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)[1:]]
+    of_the_model = [(file, line) for file, line in lines if file == lines[0][0]]
+    return f" ({of_the_model[-1][0]}, line {of_the_model[-1][1]})" if of_the_model else ""
 
 
 class Mark(NamedTuple):
@@ -100,8 +109,9 @@ class Steps:
             out.end()
             raise StepFailed(
                 f"the model raised {type(error).__name__} in the step on block {frame.id} of source "
-                f"{frame.source:016x}, run {frame.run}, at position {frame.position} of {window}: {error}. Mend the "
-                f"model, or have the block passed over: esp pass-over URL {frame.source:016x}:{frame.run}:{frame.id}",
+                f"{frame.source:016x}, run {frame.run}, at position {frame.position} of {window}: {error}"
+                f"{line_of(error)}. Mend the model, or have the block passed over: esp pass-over URL "
+                f"{frame.source:016x}:{frame.run}:{frame.id}",
                 window=window, source=frame.source, run=frame.run, id=frame.id, position=frame.position,
             ) from error  # fmt: skip
         return self._done(_ON_BLOCK(input, frame.source, frame.run, frame.id, frame.chain))
@@ -123,7 +133,8 @@ class Steps:
         except Exception as error:
             out.end()
             raise StepFailed(
-                f"the model raised {type(error).__name__} at its timer {key!r}: {error}",
+                f"the model raised {type(error).__name__} at its timer {key!r}: {error}{line_of(error)}. Mend "
+                "the model: a timer cannot be passed over",
                 window="", source=0, run=0, id=0, position=None,
             ) from error  # fmt: skip
         return self._done(key.encode("utf-8", "surrogatepass"))

@@ -28,8 +28,8 @@ from ..engine.loading import load_model
 from ..engine.model import calls_of, declared
 from ..engine.options import EngineOptions
 from ..engine.state import State
-from ..engine.steps import Reading, Steps
-from ..errors import ConfigError, ModelError, StepsDiffer
+from ..engine.steps import Reading, Steps, line_of
+from ..errors import ConfigError, ModelError, StepFailed, StepsDiffer
 from ..events import PLAIN, Block
 from ..failover.accept import Accept
 from ..failover.line import Line
@@ -108,7 +108,15 @@ class Trial:
                     yield from self._emitted()
             return
         window, message = sent
-        steps.take(self._places[window], parse(message))
+        try:
+            steps.take(self._places[window], parse(message))
+        except StepFailed as failed:  # without its advice: there is no engine that could pass the block over
+            raised: Any = failed.__cause__
+            raise StepFailed(
+                f"the model raised {type(raised).__name__} in the step on block {failed.id} of {window}: {raised}"
+                f"{line_of(raised)}",
+                window=window, source=failed.source, run=failed.run, id=failed.id, position=failed.position,
+            ) from raised  # fmt: skip
         yield from self._emitted()
 
     def _emitted(self) -> Iterator[tuple[str, Block]]:

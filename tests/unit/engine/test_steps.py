@@ -158,6 +158,15 @@ def test_what_cannot_be_emitted_raises_in_the_step(
     assert [line.outbox.last for line in engine.lines] == [0, 0]
 
 
+def test_a_step_that_raises_is_named_by_its_line_in_the_model() -> None:
+    def step(window: str, block: esp.Block, out: Out) -> None:
+        out.emit("Large", [(1,)])  # this line, not one of ours
+
+    line = step.__code__.co_firstlineno + 1
+    with pytest.raises(esp.StepFailed, match=rf"\(test_steps\.py, line {line}\)"):
+        Engine(step).take()
+
+
 def test_each_step_has_the_whole_limit() -> None:
     engine = Engine(lambda window, block, out: [out.emit("Large", [(id, "a")]) for id in range(10)] and None)
     for id in range(1, 4):
@@ -256,7 +265,9 @@ def test_a_timer_that_raises_is_named() -> None:
 
     engine = Engine(waking(a=1), timer)
     engine.steps.now = 1
-    with pytest.raises(esp.StepFailed, match=r"LookupError at its timer 'a': nothing there"):
+    with pytest.raises(
+        esp.StepFailed, match=r"LookupError at its timer 'a': nothing there \(test_steps\.py, line \d+\).*Mend"
+    ):
         engine.steps.fire("a")
 
 

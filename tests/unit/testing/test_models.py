@@ -60,8 +60,10 @@ def test_errors_are_those_of_an_engine() -> None:
     def fails(window: str, block: esp.Block, out: esp.Out) -> None:
         raise ValueError("so")
 
-    with pytest.raises(esp.StepFailed, match="so"):
-        run_model(fails, [("a", [(1,)])])
+    with pytest.raises(esp.StepFailed, match="so") as caught:
+        run_model(fails, [("a", [(1,)]), ("a", [(2,)])])
+    assert "pass-over" not in str(caught.value)  # there is no engine
+    assert isinstance(caught.value.__cause__, ValueError)
     with pytest.raises(esp.ValueRefused):
         run_model(fails, [("a", [("1",)])])
 
@@ -154,3 +156,8 @@ def test_what_ends_one_of_the_processes_is_told(models: Path, name: str, says: s
 def test_a_model_that_is_not_there_is_refused(models: Path, named: str, says: str) -> None:
     with pytest.raises(esp.ConfigError, match=says):
         check_model(named.replace("MODELS", str(models)), INPUT)
+
+
+def test_a_model_that_is_checked_is_given_by_its_name() -> None:
+    with pytest.raises(esp.ConfigError, match=r"vwap\.py:Vwap"):
+        check_model(Totals(), INPUT)  # type: ignore[arg-type]  # a mistake that is easily made
