@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import Client, ConfigError, Engine, EngineOptions, bus, init
 from ..address import Address
+from ..claims import find_schema
 from ..engine.amending import pass_over
 from ..engine.loading import load_model
 from ..engine.model import declared
@@ -80,6 +81,7 @@ async def check(named: str, place: Place) -> None:
             raise ConfigError("a check reads what the input holds, and this bus keeps nothing to read again")
         found = []
         for window, topic in Windows(model, place.url, place.windows).inputs.items():
+            await find_schema(client.bus, topic, model.inputs[window])  # SchemaDiffers, as in an engine
             blocks = await _held(client, topic)
             found += [(window, Block(frame, model.inputs[window], PLAIN)) for frame in blocks]
     if not found:

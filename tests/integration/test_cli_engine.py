@@ -58,6 +58,14 @@ def test_a_wrong_command_line_says_what_is_wrong_and_exits_with_two(
     assert (ended.returncode, says in ended.stderr) == (2, True), ended.stderr
 
 
+def test_a_check_of_input_that_has_another_schema_names_both(model: Path, bus_directory: Path) -> None:
+    url = "dfESP://a:1/p/q"
+    assert esp(bus_directory, "pub", f"{url}/In", "id*:int64,text:string", "-", said="7,a\n").returncode == 0
+    ended = esp(bus_directory, "engine", f"{model}:passes", url, "--check")
+    assert ended.returncode == 1
+    assert "the schema given is id*:int64, the topic a:1/p/q/In/I has id*:int64,text:string" in ended.stderr
+
+
 def test_a_model_that_fails_ends_the_command_with_the_block_named(model: Path, bus_directory: Path) -> None:
     url = "dfESP://a:1/p/q"
     assert esp(bus_directory, "pub", f"{url}/In", "id*:int64", "-", said="7\n").returncode == 0
