@@ -318,10 +318,10 @@ class Line:
             self.agreed = max(self.agreed, id)
         else:
             raise InputDiffers(
-                f"block {id} of our input has the chain {ours:08x}, the one on the bus {theirs:08x}: the members of "
+                f"block {id} of this member has the chain {ours:08x}, the one on the bus {theirs:08x}: the members of "
                 "this group do not build the same blocks (another input, order, block size or schema; in an engine, a "
-                "model that looks at something besides its input and its state); to begin anew with other input, give "
-                "all of them a higher run (Failover(run=...), esp pub --run), or use esp purge",
+                "model that was changed, or that looks at something besides its input and its state); to begin anew, "
+                "give all of them a higher run (Failover(run=...) or EngineOptions(run=...), --run), or use esp purge",
                 id=id,
                 ours=ours,
                 theirs=theirs,

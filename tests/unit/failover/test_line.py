@@ -319,7 +319,7 @@ def test_what_was_followed_before_the_link_was_lost_is_compared_still(since: ran
     for id_ in since:
         one.follow(block(id_))
     one.reached_end()
-    with pytest.raises(InputDiffers, match="block 1 of our input"):
+    with pytest.raises(InputDiffers, match="block 1 of this member"):
         one.give(sealed(1, "B"))
 
 
