@@ -91,6 +91,8 @@ async def check(named: str, place: Place) -> None:
     say(
         f"{counted(len(found), 'block')} of input gave {counted(emitted, 'block')} of output, the same in two processes"
     )
+    if model.timers:
+        say("the model's timers did not fire: a check takes the steps on blocks alone, and its time counts them")
 
 
 def _timed(found: Sequence[tuple[str, Block]]) -> Iterator[tuple[str, Block] | int]:

@@ -22,6 +22,10 @@ def passes(window, block, out):
 @esp.model(inputs={"In": "id*:int64"}, outputs={"Out": "id*:int64"})
 def fails(window, block, out):
     raise ValueError(f"no such row {block.rows()}")
+
+@esp.model(inputs={"In": "id*:int64"}, outputs={"Out": "id*:int64"}, timers=True)
+def timed(window, block, out):
+    out.emit("Out", block)
 """
 
 
@@ -64,6 +68,15 @@ def test_a_check_of_input_that_has_another_schema_names_both(model: Path, bus_di
     ended = esp(bus_directory, "engine", f"{model}:passes", url, "--check")
     assert ended.returncode == 1
     assert "the schema given is id*:int64, the topic a:1/p/q/In/I has id*:int64,text:string" in ended.stderr
+
+
+def test_a_check_says_that_it_fires_no_timers(model: Path, bus_directory: Path) -> None:
+    url = "dfESP://a:1/p/q"
+    assert esp(bus_directory, "pub", f"{url}/In", "id*:int64", "-", said="7\n").returncode == 0
+    plain, timed = (esp(bus_directory, "engine", f"{model}:{name}", url, "--check") for name in ("passes", "timed"))
+    assert (plain.returncode, timed.returncode) == (0, 0)
+    assert "timers" not in plain.stderr
+    assert "the model's timers did not fire" in timed.stderr
 
 
 def test_a_model_that_fails_ends_the_command_with_the_block_named(model: Path, bus_directory: Path) -> None:
