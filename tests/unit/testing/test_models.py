@@ -158,6 +158,12 @@ def test_a_model_that_is_not_there_is_refused(models: Path, named: str, says: st
         check_model(named.replace("MODELS", str(models)), INPUT)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 4])
+def test_also_a_short_check_restores_a_snapshot(models: Path, steps: int) -> None:
+    with pytest.raises(esp.ModelError, match="seen"):
+        check_model(f"{models}:Refused", INPUT[:steps])
+
+
 def test_a_model_that_is_checked_is_given_by_its_name() -> None:
     with pytest.raises(esp.ConfigError, match=r"vwap\.py:Vwap"):
         check_model(Totals(), INPUT)  # type: ignore[arg-type]  # a mistake that is easily made
