@@ -131,8 +131,8 @@ def check(ours: Beginning, began: Beginning) -> None:
     if differences:
         text = "; ".join(f"{name}: here {mine!r}, there {theirs!r}" for name, mine, theirs in differences)
         raise BeginningDiffers(
-            f"this member of the engine is set up differently from how the engine began: {text}. Make it the same, or "
-            "begin a new run on all members (run=...)",
+            f"the engine at this URL began with another model or other settings: {text}. Make them the same, take "
+            "another URL, or begin a new run on all members (run=..., --run)",
             differences=differences,
         )
 

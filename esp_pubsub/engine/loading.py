@@ -43,5 +43,5 @@ def _load_module(name: str) -> ModuleType:
         module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module
-    except (ImportError, OSError, SyntaxError) as e:
-        raise ConfigError(f"the model's module {name} cannot be imported: {e}") from e
+    except Exception as e:  # whatever a module may do when it is imported
+        raise ConfigError(f"the model's module {name} cannot be imported: {type(e).__name__}: {e}") from e

@@ -61,7 +61,8 @@ class Windows:
         if self.address.contquery is None or self.address.window is not None:
             raise ConfigError(f"an engine stands at a contquery, dfESP://host:port/project/contquery, not at {url}")
         if unknown := elsewhere.keys() - model.inputs.keys() - model.outputs.keys():
-            raise ConfigError(f"windows= names {min(unknown)!r}, which is no window of model {model.name}")
+            known = ", ".join([*model.inputs, *model.outputs])
+            raise ConfigError(f"{min(unknown)!r} is no window of model {model.name}, which has {known}")
         self._elsewhere = elsewhere
         self.inputs = {window: self._topic(window, "in") for window in model.inputs}
         self.outputs = {window: self._topic(window, "out") for window in model.outputs}

@@ -64,7 +64,8 @@ class Stepping:
             except StepFailed as failed:
                 if not await self.is_passed_over(Poisoned(outcome.source, outcome.run, outcome.id)):
                     raise
-                _log.warning("passed over, as the order says: %s", failed)
+                why, where = failed.__cause__, self.steps.inputs[input].window
+                _log.warning("block %d of %s is passed over, as the order says: %r", outcome.id, where, why)
                 self.steps.pass_over(input, outcome)
             if (took := self._loop.time() - began) > _LONG_STEP:
                 _log.warning(

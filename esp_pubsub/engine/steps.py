@@ -105,7 +105,7 @@ class Steps:
         out.begin(self.now if self.calls.timed else None)
         try:
             self.calls.step(window, block, out)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             out.end()
             raise StepFailed(
                 f"the model raised {type(error).__name__} in the step on block {frame.id} of source "
@@ -130,7 +130,7 @@ class Steps:
         try:
             if self.calls.timer is not None:
                 self.calls.timer(key, out)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             out.end()
             raise StepFailed(
                 f"the model raised {type(error).__name__} at its timer {key!r}: {error}{line_of(error)}. Mend "

@@ -24,6 +24,14 @@ def fails(window, block, out):
     raise ValueError(f"no such row {block.rows()}")
 
 @esp.model(inputs={"In": "id*:int64"}, outputs={"Out": "id*:int64"}, timers=True)
+class FailsLate:
+    def step(self, window, block, out):
+        out.wake("a", out.now + 5_000_000)
+
+    def timer(self, key, out):
+        raise ValueError("late")
+
+@esp.model(inputs={"In": "id*:int64"}, outputs={"Out": "id*:int64"}, timers=True)
 def timed(window, block, out):
     out.emit("Out", block)
 """
@@ -70,13 +78,13 @@ def test_a_check_of_input_that_has_another_schema_names_both(model: Path, bus_di
     assert "the schema given is id*:int64, the topic a:1/p/q/In/I has id*:int64,text:string" in ended.stderr
 
 
-def test_a_check_says_that_it_fires_no_timers(model: Path, bus_directory: Path) -> None:
+def test_a_check_fires_timers_too(model: Path, bus_directory: Path) -> None:
     url = "dfESP://a:1/p/q"
     assert esp(bus_directory, "pub", f"{url}/In", "id*:int64", "-", said="7\n").returncode == 0
-    plain, timed = (esp(bus_directory, "engine", f"{model}:{name}", url, "--check") for name in ("passes", "timed"))
-    assert (plain.returncode, timed.returncode) == (0, 0)
-    assert "timers" not in plain.stderr
-    assert "the model's timers did not fire" in timed.stderr
+    ended = esp(bus_directory, "engine", f"{model}:timed", url, "--check")
+    assert (ended.returncode, "1 block of input gave 1 block of output" in ended.stderr) == (0, True), ended.stderr
+    fails = esp(bus_directory, "engine", f"{model}:FailsLate", url, "--check")
+    assert (fails.returncode, "at its timer 'a'" in fails.stderr) == (1, True), fails.stderr
 
 
 def test_a_model_that_fails_ends_the_command_with_the_block_named(model: Path, bus_directory: Path) -> None:

@@ -116,6 +116,14 @@ def test_a_step_that_raises_has_emitted_nothing_and_its_block_is_named() -> None
     assert engine.steps.taken == 0
 
 
+def test_a_step_that_ends_the_program_is_a_step_that_failed() -> None:
+    def step(window: str, block: esp.Block, out: Out) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(esp.StepFailed, match="SystemExit"):
+        Engine(step).take()
+
+
 def _unknown_window(out: Out) -> None:
     out.emit("Elsewhere", [(1, "a")])
 

@@ -149,13 +149,16 @@ def test_what_ends_one_of_the_processes_is_told(models: Path, name: str, says: s
     ("named", "says"),
     [
         ("models", "module and its name"), (":Sound", "module and its name"), ("nowhere.py:Sound", "nowhere.py"),
-        ("no.such.module:Sound", "cannot be imported"), ("MODELS:Nowhere", "there is no Nowhere"),
+        ("no.such.module:Sound", "cannot be imported"),
+        ("BROKEN:Sound", "NameError"), ("MODELS:Nowhere", "there is no Nowhere"),
         ("MODELS:Plain", "is no model"), ("esp_pubsub:Block", "without arguments"),
     ],
 )  # fmt: skip
 def test_a_model_that_is_not_there_is_refused(models: Path, named: str, says: str) -> None:
+    broken = models.with_name("broken.py")
+    broken.write_text("nothing_of_this_name")
     with pytest.raises(esp.ConfigError, match=says):
-        check_model(named.replace("MODELS", str(models)), INPUT)
+        check_model(named.replace("MODELS", str(models)).replace("BROKEN", str(broken)), INPUT)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4])
