@@ -198,6 +198,8 @@ def _compare(path: str, ours: Any, theirs: Any, seen: set[int]) -> None:
     kind = type(ours)
     if kind is not type(theirs):
         raise _refused(path, f"is a {kind.__name__}, and comes back as a {type(theirs).__name__}")
+    if kind in _VALUES and repr(ours) != repr(theirs):  # what is equal may have another time zone, or another hour
+        raise _refused(path, f"is {ours!r}, and comes back as {theirs!r}")
     if kind in _PLAIN or kind in _VALUES or issubclass(kind, Enum):
         return
     if kind is tuple:

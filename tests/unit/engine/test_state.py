@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -219,3 +220,16 @@ def test_a_model_whose_state_cannot_be_had_is_refused_at_once() -> None:
 def test_parts_of_something_else_are_refused(parts: list[Part]) -> None:
     with pytest.raises(ValueError, match="the state"):
         State(Model()).restored(parts)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        datetime(2026, 7, 1, 10, tzinfo=timezone(timedelta(hours=2))),
+        datetime(2026, 7, 1, 10, tzinfo=ZoneInfo("Europe/Berlin")),
+        datetime(2026, 10, 25, 2, 30, fold=1),
+    ],
+)
+def test_a_time_of_another_zone_is_refused_because_it_would_come_back_with_another_hour(last: datetime) -> None:
+    with pytest.raises(esp.StateRefused, match="the state's last is datetime"):
+        copied(Model(last=last))
