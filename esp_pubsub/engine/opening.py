@@ -165,8 +165,8 @@ async def _restore(
         raise NotASnapshot("it is of other windows")
     try:
         restored = state.restored(parts)
-    except ValueError as e:
-        raise NotASnapshot(str(e)) from None
+    except Exception as e:  # noqa: BLE001  # a model's own restore() may raise anything
+        raise NotASnapshot(f"its state cannot be restored: {e!r}") from None
     sources = [sources_of(each) for each in snapshot.inputs]
     place = Place(snapshot.position, snapshot.incarnation)
     order, following = start.order, start.order_place

@@ -174,9 +174,9 @@ class Snapshots:
                     return
                 self._pending = await self._take(standing())
             self._error = None
-        except (OSError, StateRefused) as error:
+        except Exception as error:  # noqa: BLE001  # a model's own snapshot() and restore() may raise anything
             first = self._error is None
-            self._error = error if isinstance(error, StateRefused) else EspError(f"no snapshot was taken: {error}")
+            self._error = error if isinstance(error, StateRefused) else EspError(f"no snapshot was taken: {error!r}")
             self._failures += 1
             self._news.tell()
             if first:

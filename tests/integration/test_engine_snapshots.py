@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 from dataclasses import dataclass, field
@@ -272,3 +273,73 @@ async def test_an_engine_without_snapshots_says_so(bus_directory: Path) -> None:
     with pytest.raises(esp.ConfigError, match="make it a dataclass"):
         async with engine(bus_directory, esp.model(**MODEL)(Plain)(), snapshots=Path(os.devnull)):
             pass
+
+
+@esp.model(**MODEL, version="1")
+class Raises(Totals.__mro__[0]):  # type: ignore[misc]
+    """Its own snapshot raises something, or its own restore does."""
+
+    def __init__(self, *, snapshot: bool = False, restore: bool = False) -> None:
+        super().__init__()
+        self.raises = snapshot, restore
+
+    def snapshot(self) -> bytes:
+        if self.raises[0]:
+            raise KeyError("what snapshot misses")
+        return repr(self.totals).encode()
+
+    def restore(self, data: bytes) -> None:
+        if self.raises[1]:
+            raise KeyError("what restore misses")
+        self.totals = ast.literal_eval(data.decode())
+
+
+async def test_a_model_that_raises_in_its_own_snapshot_stops_snapshots_and_no_step(
+    bus_directory: Path, kept: Path
+) -> None:
+    async with (
+        feeding(bus_directory) as source,
+        engine(bus_directory, Raises(snapshot=True), snapshots=kept, **OFTEN) as only,
+    ):
+        await leads(only)
+        await feed(source, range(1, 11))
+        with pytest.raises(esp.EspError, match="what snapshot misses"):
+            async with asyncio.timeout(30):
+                await only.persist()
+        await feed(source, range(11, 21))
+        await Outputs(bus_directory).to(20)
+
+
+async def test_a_snapshot_on_which_the_models_own_restore_raises_is_passed_over(
+    bus_directory: Path, kept: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with feeding(bus_directory) as source, engine(bus_directory, Raises(), snapshots=kept, **OFTEN) as only:
+        await leads(only)
+        await feed(source, range(1, 11))
+        await until(lambda: only.stats.steps == 10)
+        await only.persist()
+    async with engine(bus_directory, Raises(restore=True), snapshots=kept, snapshot_every=100.0) as again:
+        await until(lambda: again.stats.steps == 10)
+    assert "what restore misses" in caplog.text
+    assert "is passed over" in caplog.text
+
+
+async def test_a_timers_key_that_no_snapshot_can_hold_stops_snapshots_and_no_step(
+    bus_directory: Path, kept: Path
+) -> None:
+    @dataclass
+    class Wakes:
+        def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
+            out.wake("\ud800", out.now + 3_600_000_000)
+
+        def timer(self, key: str, out: esp.Out) -> None: ...
+
+    model = esp.model(**MODEL, timers=True)(Wakes)()  # type: ignore[arg-type]
+    async with feeding(bus_directory) as source, engine(bus_directory, model, snapshots=kept, **OFTEN) as only:
+        await feed(source, range(1, 11))
+        await until(lambda: only.stats.steps == 10)
+        with pytest.raises(esp.EspError, match="UnicodeEncodeError"):
+            async with asyncio.timeout(30):
+                await only.persist()
+        await feed(source, range(11, 21))
+        await until(lambda: only.stats.steps == 20)
