@@ -153,7 +153,7 @@ class Snapshots:
                 if self._ended:
                     raise Closed("this member of the engine takes no more snapshots: it has ended, or a step failed")
                 await self._news.wait()
-                if self._failures > failed and self._error is not None:
+                if self._counted_step < step and self._failures > failed and self._error is not None:
                     raise self._error
         finally:
             self._asked.remove(step)
@@ -258,6 +258,9 @@ class Snapshots:
             await self._in_thread(self._rotate)
         except OSError as error:
             _log.error("the snapshot %s cannot be marked: %s", pending.file.name, error)
+            self._error = EspError(f"the snapshot {pending.file.name} cannot be marked: {error}")
+            self._failures += 1  # whoever waits for it is told, unless it counts and only older ones cannot go
+            self._taken_at_step = self._counted_step  # and may ask for another one
         self._news.tell()
 
     async def _in_thread(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -270,7 +273,7 @@ class Snapshots:
         marked = self._named.files(self._directory, "snapshot")
         for old in marked[_KEPT:]:
             old.unlink(missing_ok=True)
-        since = min(kept.stat().st_mtime for kept in marked[:_KEPT])
+        since = min((kept.stat().st_mtime for kept in marked[:_KEPT]), default=0.0)  # somebody may have emptied it
         for kind in ("new", "tmp"):
             for left in self._named.files(self._directory, kind):
                 if left.stat().st_mtime < since:

@@ -343,3 +343,45 @@ async def test_a_timers_key_that_no_snapshot_can_hold_stops_snapshots_and_no_ste
                 await only.persist()
         await feed(source, range(11, 21))
         await until(lambda: only.stats.steps == 20)
+
+
+async def test_who_waits_for_a_snapshot_that_cannot_be_marked_is_told(bus_directory: Path, kept: Path) -> None:
+    async with (
+        feeding(bus_directory) as source,
+        engine(bus_directory, snapshots=kept, snapshot_every=0.3) as only,
+        asyncio.timeout(30),
+        asyncio.TaskGroup() as tasks,
+    ):
+        await leads(only)
+        await feed(source, range(1, 11))
+        await until(lambda: only.stats.steps == 10)
+        waiting = tasks.create_task(told(only))
+        await until(lambda: files(kept, "new"))
+        files(kept, "new")[0].unlink()  # as another member does whose snapshots count sooner
+        assert "cannot be marked" in await waiting
+        await only.persist()  # the next one counts
+
+
+async def told(engine: esp.Engine) -> str:
+    """What keeps a snapshot from counting."""
+    with pytest.raises(esp.EspError) as caught:
+        await engine.persist()
+    return str(caught.value)
+
+
+async def test_a_directory_that_somebody_empties_meanwhile_ends_no_engine(bus_directory: Path, kept: Path) -> None:
+    async with feeding(bus_directory) as source, engine(bus_directory, snapshots=kept, **OFTEN) as only:
+        await leads(only)
+        rotate = only._snapshots._rotate  # type: ignore[union-attr]
+
+        def emptied() -> None:
+            for file in kept.iterdir():
+                file.unlink()
+            rotate()
+
+        only._snapshots._rotate = emptied  # type: ignore[union-attr,method-assign]
+        await feed(source, range(1, 11))
+        await until(lambda: only.stats.last_snapshot is not None)
+        await feed(source, range(11, 21))
+        await Outputs(bus_directory).to(20)
+        assert only._failure is None
