@@ -130,6 +130,13 @@ class Engine:
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Begin to step. The client calls this."""
         self._task = tasks.create_task(self._work(), name=f"esp engine {self.address}")
+        self._task.add_done_callback(lambda _: self._end())
+
+    def _end(self) -> None:
+        """Nobody waits for this member any more, though it was cancelled before it began."""
+        self._group.leave()
+        if self._snapshots is not None:
+            self._snapshots.end()
 
     async def _work(self) -> None:
         try:

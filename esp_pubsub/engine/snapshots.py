@@ -141,8 +141,12 @@ class Snapshots:
                 ):
                     await self._take_if_wanted(stepping, standing, leads)
         finally:
-            self._ended = True
-            self._news.tell()
+            self.end()
+
+    def end(self) -> None:
+        """No more are taken: whoever waits for one is told. `run` may have been cancelled before it began."""
+        self._ended = True
+        self._news.tell()
 
     async def persist(self) -> None:
         """Take one now, and wait until it counts. Raises what kept it from that; Closed if this member ends before."""

@@ -385,3 +385,15 @@ async def test_a_directory_that_somebody_empties_meanwhile_ends_no_engine(bus_di
         await feed(source, range(11, 21))
         await Outputs(bus_directory).to(20)
         assert only._failure is None
+
+
+async def test_who_waits_on_a_member_that_is_closed_before_it_began_is_told(bus_directory: Path, kept: Path) -> None:
+    async with engine(bus_directory, snapshots=kept) as only, asyncio.timeout(30):
+        waiting = asyncio.ensure_future(only.persist())
+        changes = asyncio.ensure_future(anext(only.roles()))
+        await only.aclose()
+        with pytest.raises(esp.Closed):
+            await waiting
+        assert (await changes).role == "left"
+        with pytest.raises(esp.Closed):
+            await only.persist()
