@@ -66,15 +66,20 @@ class Named(NamedTuple):
 
     def file(self, place: int, member: int) -> str:
         """The stem of a file."""
-        return f"{self.order:016x}-{place:020d}-{member:016x}"
+        return f"{self._engine}-{place:020d}-{member:016x}"
 
     def of(self, member: int) -> str:
         """What matches all files of a member."""
-        return f"{self.order:016x}-*-{member:016x}.*"
+        return f"{self._engine}-*-{member:016x}.*"
 
     def files(self, directory: Path, kind: str) -> list[Path]:
         """All files of this engine, the newest place first."""
-        return sorted(directory.glob(f"{self.order:016x}-*.{kind}"), reverse=True)
+        return sorted(directory.glob(f"{self._engine}-*.{kind}"), reverse=True)
+
+    @property
+    def _engine(self) -> str:
+        """One that began anew on another bus, or after a purge, is another one: its places say nothing here."""
+        return f"{self.order:016x}{self.beginning:08x}"
 
 
 class Pending(NamedTuple):

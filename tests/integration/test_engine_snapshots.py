@@ -397,3 +397,15 @@ async def test_who_waits_on_a_member_that_is_closed_before_it_began_is_told(bus_
         assert (await changes).role == "left"
         with pytest.raises(esp.Closed):
             await only.persist()
+
+
+async def test_what_an_engine_left_that_began_otherwise_is_in_nobodys_way(bus_directory: Path, kept: Path) -> None:
+    for directory, blocks in ((bus_directory, 40), (bus_directory / "n", 4)):
+        async with feeding(directory) as source, engine(directory, snapshots=kept, **OFTEN) as only:
+            await leads(only)
+            for last in range(blocks // 4, blocks + 1, blocks // 4):
+                await feed(source, range(last - blocks // 4 + 1, last + 1))
+                await until(lambda only=only, last=last: only.stats.steps == last)
+                await only.persist()
+        async with engine(directory, snapshots=kept) as again:
+            assert again.stats.steps == blocks
