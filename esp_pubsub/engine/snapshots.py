@@ -218,6 +218,7 @@ class Snapshots:
         """Write all of it, a buffer at a time, while the loop has its turns; returns the copy."""
         writer = Writer()
         pieces, size = [writer.head(self._snapshot(standing))], 0
+        await self._in_thread(_create, file)
         copying = self._state.copy(self._at_work)
         while True:
             try:
@@ -315,10 +316,18 @@ async def newest(directory: Path, named: Named, use: Callable[[Snapshot, list[Pa
     return None
 
 
-def _append(file: Path, pieces: Sequence[bytes]) -> None:
-    """In one go, so that nothing is left open where nobody waits for this any more."""
+def _create(file: Path) -> None:
+    """Empty, whatever an attempt that failed may have left there."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("ab") as handle:
+    file.write_bytes(b"")
+
+
+def _append(file: Path, pieces: Sequence[bytes]) -> None:
+    """In one go, so that nothing is left open where nobody waits for this any more. What another member removed
+    meanwhile does not begin in its middle.
+    """
+    with file.open("r+b") as handle:
+        handle.seek(0, os.SEEK_END)
         handle.writelines(pieces)
 
 

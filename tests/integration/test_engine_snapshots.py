@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import esp_pubsub as esp
+from esp_pubsub.engine import snapshots
 from tests.integration.engines import MODEL, URL, Outputs, Totals, engine, feed, feeding, leads, until
 from tests.integration.test_engine_order import Merge, check
 from tests.integration.test_engine_order import feed as feed_both
@@ -409,3 +411,34 @@ async def test_what_an_engine_left_that_began_otherwise_is_in_nobodys_way(bus_di
                 await only.persist()
         async with engine(directory, snapshots=kept) as again:
             assert again.stats.steps == blocks
+
+
+@esp.model(**MODEL, version="1")
+@dataclass
+class Large(Totals.__mro__[0]):  # type: ignore[misc]
+    """Its snapshot is written in several pieces."""
+
+    names: dict[int, str] = field(default_factory=lambda: {number: "x" * 100 for number in range(20_000)})
+
+
+async def test_a_snapshot_that_another_member_removed_while_it_was_written_never_counts(
+    bus_directory: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append, removed = snapshots._append, list[Path]()
+
+    def append_and_remove(file: Path, pieces: Any) -> None:
+        append(file, pieces)
+        if not removed:
+            file.unlink()
+            removed.append(file)
+
+    monkeypatch.setattr(snapshots, "_append", append_and_remove)
+    async with feeding(bus_directory) as source, engine(bus_directory, Large(), snapshots=kept, **OFTEN) as only:
+        await leads(only)
+        await feed(source, range(1, 11))
+        await until(lambda: removed and only.stats.steps == 10)
+        with contextlib.suppress(esp.EspError):
+            await only.persist()  # it may be the one that was removed
+        await only.persist()
+    async with engine(bus_directory, Large(), snapshots=kept) as again:
+        assert again.stats.steps == 10
