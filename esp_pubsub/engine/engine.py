@@ -273,14 +273,17 @@ class Engine:
         it is started again. Raises what ended the member before, unless `wait` has.
         """
         self._home.check()
-        if not self._closed and self._stepper is not None and self._failure is None:
-            self._stepper.cancel()
-            with suppress(TimeoutError, Closed):
-                async with asyncio.timeout(self.options.close_timeout):
-                    await self._group.hand_over()
-        self._closed = True
+        try:
+            if not self._closed and self._stepper is not None and self._failure is None:
+                self._stepper.cancel()
+                with suppress(TimeoutError, Closed):
+                    async with asyncio.timeout(self.options.close_timeout):
+                        await self._group.hand_over()
+        finally:  # cancelled, it must not lead on: it steps no more
+            self._closed = True
+            if self._task is not None:
+                self._task.cancel()
         if self._task is not None:
-            self._task.cancel()
             await asyncio.wait([self._task])
         if not self._raised:
             self._raise_failure()

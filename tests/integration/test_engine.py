@@ -408,3 +408,16 @@ async def test_a_step_that_takes_long_is_reported_with_its_block(
         await source.inject(trades(1))
         await until(lambda: only.stats.steps == 1)
     assert "the step on block 1 of source" in caplog.text
+
+
+async def test_a_member_whose_closing_is_cancelled_leads_no_more(bus_directory: Path) -> None:
+    async with feeding(bus_directory) as source, engine(bus_directory) as a:
+        await leads(a)
+        async with engine(bus_directory) as b:
+            a._group.hand_over = asyncio.Event().wait  # type: ignore[method-assign,assignment]  # it takes long
+            closing = asyncio.ensure_future(a.aclose())
+            await until(lambda: a._stepper is not None and a._stepper.done())
+            closing.cancel()
+            await leads(b)
+            await feed(source, range(1, 11))
+            await Outputs(bus_directory).to(10)
