@@ -152,9 +152,9 @@ class Engine:
                     )
         except ExceptionGroup as errors:
             error = first_error(errors)
+            self._fail(error)
             if self._snapshots is not None and isinstance(error, InputDiffers | StepsDiffer):
                 await self._snapshots.withdraw()
-            self._fail(error)
 
     async def _step(self) -> None:
         """Step until cancelled. What this member computed before a step that failed is brought to the bus first: it may
@@ -281,7 +281,7 @@ class Engine:
                         await self._group.hand_over()
         finally:  # cancelled, it must not lead on: it steps no more
             self._closed = True
-            if self._task is not None:
+            if self._task is not None and self._failure is None:  # else it ends by itself, once it has withdrawn
                 self._task.cancel()
         if self._task is not None:
             await asyncio.wait([self._task])

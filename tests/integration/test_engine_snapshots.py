@@ -442,3 +442,37 @@ async def test_a_snapshot_that_another_member_removed_while_it_was_written_never
         await only.persist()
     async with engine(bus_directory, Large(), snapshots=kept) as again:
         assert again.stats.steps == 10
+
+
+async def test_a_standby_that_differs_withdraws_what_it_took_though_it_is_closed_meanwhile(
+    bus_directory: Path, kept: Path
+) -> None:
+    class Wanders(Totals):
+        def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
+            super().step(window, block, out)
+            if block.id == 150:
+                self.totals["IBM"] += 1
+
+    async with feeding(bus_directory) as source, engine(bus_directory) as a:
+        await leads(a)
+        async with engine(bus_directory, Wanders(), snapshots=kept, **OFTEN) as b:
+            await feed(source, range(1, 101), pause=0.002)
+            await counted(kept)
+            taken, writing, written = b._snapshots, asyncio.Event(), asyncio.Event()
+            withdraw = taken.withdraw  # type: ignore[union-attr]
+
+            async def withdraw_late() -> None:  # something is being written, on a slow disk
+                writing.set()
+                await written.wait()
+                await withdraw()
+
+            taken.withdraw = withdraw_late  # type: ignore[union-attr,method-assign]
+            await feed(source, range(101, 201), pause=0.002)
+            async with asyncio.timeout(30):
+                await writing.wait()
+                closing = asyncio.ensure_future(b.aclose())
+                await asyncio.sleep(0)
+                written.set()
+                with pytest.raises(esp.InputDiffers):
+                    await closing
+        assert files(kept) == files(kept, "new") == []
