@@ -76,7 +76,13 @@ class State:
         found: dict[str, Any] = {}
         for name, field in self._fields.items():
             found[name] = yield from field.copied(name, getattr(model, name), seen)
-        return self._made(found)
+        made = self._made(found)
+        for name, value in found.items():
+            if (its := getattr(made, name)) is not value and its != value:
+                raise _refused(name, "is set to something else by __post_init__, which runs after a restart too")
+        for name in sorted(getattr(model, "__dict__", {}).keys() - getattr(made, "__dict__", {}).keys()):
+            raise _refused(name, "is no field of the dataclass, and would be missing: declare it as one")
+        return made
 
     def restored(self, parts: Iterable[Part]) -> Any:
         """The model whose parts these are. ValueError for parts that are none of such a model's."""

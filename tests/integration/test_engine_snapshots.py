@@ -418,7 +418,7 @@ async def test_what_an_engine_left_that_began_otherwise_is_in_nobodys_way(bus_di
 class Large(Totals.__mro__[0]):  # type: ignore[misc]
     """Its snapshot is written in several pieces."""
 
-    names: dict[int, str] = field(default_factory=lambda: {number: "x" * 100 for number in range(20_000)})
+    names: dict[int, str] = field(default_factory=lambda: dict.fromkeys(range(20000), "x" * 100))
 
 
 async def test_a_snapshot_that_another_member_removed_while_it_was_written_never_counts(

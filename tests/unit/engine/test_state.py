@@ -233,3 +233,28 @@ def test_parts_of_something_else_are_refused(parts: list[Part]) -> None:
 def test_a_time_of_another_zone_is_refused_because_it_would_come_back_with_another_hour(last: datetime) -> None:
     with pytest.raises(esp.StateRefused, match="the state's last is datetime"):
         copied(Model(last=last))
+
+
+def test_a_field_that_is_made_empty_after_the_others_is_refused_once_it_holds_something() -> None:
+    @dataclass
+    class Empties:
+        totals: dict[str, int] = field(init=False)
+
+        def __post_init__(self) -> None:
+            self.totals = {}
+
+    model = check(Empties())
+    model.totals["IBM"] = 1
+    with pytest.raises(esp.StateRefused, match="totals is set to something else by __post_init__"):
+        copied(model)
+
+
+def test_what_a_model_keeps_besides_its_fields_is_refused() -> None:
+    @dataclass
+    class Besides:
+        count: int = 0
+
+    model = check(Besides())
+    model.seen = 1
+    with pytest.raises(esp.StateRefused, match="seen is no field"):
+        copied(model)
