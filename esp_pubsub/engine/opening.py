@@ -175,6 +175,7 @@ async def _restore(
         following = Place(snapshot.position + 1, snapshot.incarnation)
         if not await _stands(orders, order_on, place, order):
             raise NotASnapshot(f"the entry at its place, {snapshot.place}, is no longer on {order_on}")
+    order.passed.update(snapshot.passed)
     for reading, its, known in zip(steps.inputs, snapshot.inputs, sources, strict=True):
         reading.accept.from_start, reading.accept.sources = its.from_start, known
     for (_, line), at in zip(lines, snapshot.lines, strict=True):

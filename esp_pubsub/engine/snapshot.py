@@ -16,6 +16,7 @@ import msgspec
 from ..errors import BadFrame
 from ..failover.accept import Accept, Source
 from ..wire.frame import parse
+from .order import Poisoned
 from .state import Part
 
 MAGIC = b"esp-pubsub snapshot 1\n"
@@ -84,6 +85,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     marks: list[tuple[int, int]]
     now: int | None
     timers: list[tuple[str, int]]
+    passed: list[Poisoned] = []
+    """Blocks that entries up to its place pass over, and that may come yet."""
 
 
 class NotASnapshot(ValueError):

@@ -32,6 +32,7 @@ from ..errors import Closed, EspError, StateRefused
 from ..failover.line import Line
 from ..notices import Failure, Notice
 from .model import Model, calls_of
+from .order import Poisoned
 from .snapshot import InputState, LineState, NotASnapshot, Snapshot, Writer, accept_state, read
 from .state import Part, State
 from .steps import Steps
@@ -55,6 +56,7 @@ class Standing(NamedTuple):
     incarnation: int | None
     inputs: tuple[tuple[int | None, int | None], ...]
     """Of each input, the position and the incarnation up to which it was taken."""
+    passed: tuple[Poisoned, ...] = ()
 
 
 class Named(NamedTuple):
@@ -248,7 +250,7 @@ class Snapshots:
                 for topic, line in zip(self._topics, self._lines, strict=True)
             ],
             steps=steps.taken, step_chain=steps.chain, marks=list(steps.marks.items()), now=steps.now,
-            timers=steps.timers.items(),
+            timers=steps.timers.items(), passed=list(standing.passed),
         )  # fmt: skip
 
     def _counts(self, pending: Pending) -> bool:

@@ -92,7 +92,7 @@ class WrittenOrder:
         inputs = tuple(
             (each.taken, each.incarnation) if isinstance(each, LogInput) else (None, None) for each in self._inputs
         )
-        return Standing(*self._place, self._reader.place.incarnation, inputs)
+        return Standing(*self._place, self._reader.place.incarnation, inputs, tuple(self._order.passed))
 
     @property
     def hindered_since(self) -> float | None:

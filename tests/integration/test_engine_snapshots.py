@@ -14,6 +14,9 @@ import pytest
 
 import esp_pubsub as esp
 from esp_pubsub.engine import snapshots
+from esp_pubsub.engine.amending import pass_over
+from esp_pubsub.engine.order import Poisoned
+from esp_pubsub.publisher import source_number
 from tests.integration.engines import MODEL, URL, Outputs, Totals, engine, feed, feeding, leads, until
 from tests.integration.test_engine_order import Merge, check
 from tests.integration.test_engine_order import feed as feed_both
@@ -476,3 +479,25 @@ async def test_a_standby_that_differs_withdraws_what_it_took_though_it_is_closed
                 with pytest.raises(esp.InputDiffers):
                     await closing
         assert files(kept) == files(kept, "new") == []
+
+
+@pytest.mark.parametrize("order", [None, "written"])
+async def test_a_block_that_was_passed_over_before_it_came_is_passed_over_by_a_restored_member_too(
+    bus_directory: Path, kept: Path, order: Any
+) -> None:
+    settings: dict[str, Any] = {"snapshots": kept, "order": order, **OFTEN}
+    topic = "local:5555/M/F/engine/p/q/order"
+    async with feeding(bus_directory) as source, esp.init(dir=bus_directory) as client:
+        async with engine(bus_directory, Stumbles(), **settings) as only:
+            await leads(only)
+            await feed(source, range(1, 11))
+            async with client.subscriber(f"{URL}/Trades?side=in", start="earliest") as subscriber:
+                block = await anext(subscriber)
+            await pass_over(client.bus, topic, source_number(topic), 0, Poisoned(block.source, block.run, 31))
+            await feed(source, range(11, 21))
+            await until(lambda: only.stats.steps == 20)
+            await only.persist()
+        async with engine(bus_directory, Stumbles(), **settings) as again:
+            assert again.stats.steps == 20
+            await feed(source, range(21, 41))
+            await until(lambda: again.stats.steps == 40)
