@@ -46,13 +46,16 @@ async def _entries(bus: Bus, topic: str, order: Order, place: Place) -> AsyncIte
 async def pass_over(bus: Bus, topic: str, source: int, run: int, block: Poisoned) -> None:
     """Write an entry that passes this block over, and read it back. `topic` is the order's, `source` and `run` are its.
 
-    Raises BusRefused where there is no such engine, BusUnavailable where others keep writing in between.
+    Raises BusRefused where there is no such engine, or its order has lost entries, BusUnavailable where others keep writing in between.
     """
     value = await retained_beginning(bus, topic)
     begun = None if value is None else Begun.decoded(value)
     found = None if begun is None else read_beginning(begun.message, source, run)
     if begun is None or found is None:
         raise BusRefused(f"no engine has begun on {topic}: is the URL, and the run, that of the engine?")
+    bounds = await bus.bounds(topic)
+    if bounds.incarnation != begun.place.incarnation or begun.following.position < bounds.first:
+        raise BusRefused(f"{topic} has lost entries: it cannot be told which one comes next")
     for _ in range(_TRIES):
         order, now = Order(source, run, 1, found[1]), 0
         async for entry in _entries(bus, topic, order, begun.following):

@@ -421,3 +421,14 @@ async def test_a_member_whose_closing_is_cancelled_leads_no_more(bus_directory: 
             await leads(b)
             await feed(source, range(1, 11))
             await Outputs(bus_directory).to(10)
+
+
+async def test_no_block_is_said_to_be_passed_over_where_the_order_has_lost_entries(bus_directory: Path) -> None:
+    async with feeding(bus_directory) as source, engine(bus_directory, order="written") as only:
+        await leads(only)
+        await feed(source, range(1, 11))
+        await until(lambda: only.stats.steps == 10)
+    async with esp.init(dir=bus_directory) as client:
+        await client.catalog().purge(ORDER)
+        with pytest.raises(esp.BusError, match="has lost entries"):
+            await pass_over(client.bus, ORDER, source_number(ORDER), 0, Poisoned(1, 0, 1))
