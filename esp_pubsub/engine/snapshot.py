@@ -15,7 +15,7 @@ import msgspec
 
 from ..errors import BadFrame
 from ..failover.accept import Accept, Source
-from ..wire.frame import parse
+from ..wire.frame import Limits, parse
 from .order import Poisoned
 from .state import Part
 
@@ -156,7 +156,7 @@ def sources_of(state: InputState) -> dict[int, Source]:
         source.admitted = known.admitted
         source.diverged = dict(known.diverged)
         try:
-            frames = [parse(data, position) for position, data in known.held]
+            frames = [parse(data, position, Limits(len(data), 1 << 32)) for position, data in known.held]  # as it was
         except BadFrame as e:
             raise NotASnapshot(f"it holds a frame that cannot be read: {e}") from None
         source.hold = {frame.id: frame for frame in frames}

@@ -21,7 +21,7 @@ from esp_pubsub.engine.snapshot import (
 )
 from esp_pubsub.engine.state import Part
 from esp_pubsub.failover.accept import Accept
-from esp_pubsub.wire.frame import Frame
+from esp_pubsub.wire.frame import BLOCK, LIMITS, Frame, Limits, frames, seal
 from tests.unit.failover.accept_reader import SUFFIX, b, beat, block
 
 PARTS = [Part("totals", b"\x90"), Part("", b""), Part("queue", b"x" * 1_000)]
@@ -106,3 +106,10 @@ def test_an_accept_rule_that_was_restored_decides_as_the_one_that_was_not(suffix
     for frame in history[cut:]:
         assert theirs.receive(frame) == ours.receive(frame)
     assert accept_state(theirs) == accept_state(ours)
+
+
+def test_a_held_frame_that_the_engines_own_limits_let_through_is_read() -> None:
+    accept = Accept(suffix_only=False, from_start=True)
+    held = seal(BLOCK, 1, 0, 1, 5, 0, 3, 0, 0, b"x" * (LIMITS.frame_bytes + 1))
+    assert accept.receive_all([(0, frames([held], 0, 0)[0])], Limits(frame_bytes=2 * LIMITS.frame_bytes)) == []
+    assert list(sources_of(snapshot(accept).inputs[0])[5].hold) == [3]
