@@ -46,7 +46,8 @@ async def _entries(bus: Bus, topic: str, order: Order, place: Place) -> AsyncIte
 async def pass_over(bus: Bus, topic: str, source: int, run: int, block: Poisoned) -> None:
     """Write an entry that passes this block over, and read it back. `topic` is the order's, `source` and `run` are its.
 
-    Raises BusRefused where there is no such engine, or its order has lost entries, BusUnavailable where others keep writing in between.
+    Raises BusRefused where there is no such engine, or its order has lost entries; BusUnavailable where others keep
+    writing in between.
     """
     value = await retained_beginning(bus, topic)
     begun = None if value is None else Begun.decoded(value)
