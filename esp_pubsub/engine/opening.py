@@ -137,8 +137,9 @@ async def open_engine(
         numbered = list(zip(topics, [line for _, line in lines.values()], strict=True))
         use = partial(_restore, model, state, steps, numbered, start, kind, buses.orders, order_on)
         if (restored := await newest(snapshots, named, use)) is not None:
-            of, start = restored
-        kept = Snapshots(snapshots, named, model, of, state, steps, numbered, options.snapshot_every, notify)
+            of, start = restored[1]
+        file = None if restored is None else restored[0]
+        kept = Snapshots(snapshots, named, model, of, state, steps, numbered, file, options.snapshot_every, notify)
     setup = Setup(
         topics, tuple(schema.text for schema in model.outputs.values()), "rows", elected.partition("://")[0], chain
     )

@@ -105,6 +105,7 @@ class Snapshots:
         state: State,
         steps: Steps,
         lines: Sequence[tuple[str, Line]],
+        restored_from: Path | None,
         every: float,
         notify: Callable[[Notice], None],
     ) -> None:
@@ -112,6 +113,7 @@ class Snapshots:
         self.last: float | None = None
         """When one of this member's counted last, in seconds since the epoch."""
         self._directory = directory
+        self._restored_from = restored_from
         self._named = named
         self._model = model
         self._at_work = at_work
@@ -183,7 +185,7 @@ class Snapshots:
             async with stepping.between:
                 if stepping.is_torn:  # it is somewhere in between, and will not go on
                     return
-                self._pending = await self._take(standing())
+                self._pending = await self._take(standing(), leads())
             self._error = None
         except Exception as error:  # noqa: BLE001  # a model's own snapshot() and restore() may raise anything
             first = self._error is None
@@ -201,8 +203,10 @@ class Snapshots:
             return time.time() - newest[0].stat().st_mtime if newest else float("inf")
         return float("inf")
 
-    async def _take(self, standing: Standing) -> Pending:
-        """Write one; the model goes on as the copy that it was compared with."""
+    async def _take(self, standing: Standing, leads: bool) -> Pending:
+        """Write one. A member that stands by goes on as the copy, and what it computes then proves the copy. One that
+        leads does not: what it sends is the truth, and nobody would find a copy wrong.
+        """
         file = self._directory / f"{self._named.file(standing.place, self._member)}.new"
         temporary = file.with_suffix(".tmp")
         try:
@@ -211,8 +215,9 @@ class Snapshots:
         except Exception:
             await asyncio.to_thread(temporary.unlink, missing_ok=True)
             raise
-        self._at_work = copy
-        self._steps.calls = calls_of(copy, self._model)
+        if not leads:
+            self._at_work = copy
+            self._steps.calls = calls_of(copy, self._model)
         self._taken_at_step = self._steps.taken
         return Pending(file, tuple(line.outbox.last for line in self._lines), self._steps.taken, self._loop.time())
 
@@ -292,7 +297,9 @@ class Snapshots:
                     left.unlink(missing_ok=True)
 
     async def withdraw(self) -> None:
-        """This member differs from the others: nothing that it took may be restored. To be called after `run`."""
+        """This member differs from the others: nothing that it took, or was restored from, may be restored again. To be
+        called after `run`.
+        """
         if self._under_way is not None:
             await asyncio.wait([self._under_way])
         with suppress(OSError):
@@ -301,10 +308,14 @@ class Snapshots:
     def _remove_ours(self) -> None:
         for file in self._directory.glob(self._named.of(self._member)):
             file.unlink(missing_ok=True)
+        if self._restored_from is not None:  # it may be what made this member differ
+            self._restored_from.unlink(missing_ok=True)
 
 
-async def newest(directory: Path, named: Named, use: Callable[[Snapshot, list[Part]], Awaitable[T]]) -> T | None:
-    """What `use` makes of the newest snapshot that counts. It raises NotASnapshot for one that cannot be used."""
+async def newest(
+    directory: Path, named: Named, use: Callable[[Snapshot, list[Part]], Awaitable[T]]
+) -> tuple[Path, T] | None:
+    """The newest snapshot that counts, and what `use` makes of it; NotASnapshot is raised for one that cannot be used."""
     for file in await asyncio.to_thread(named.files, directory, "snapshot"):
         try:
             snapshot, parts = read(await asyncio.to_thread(file.read_bytes))
@@ -312,7 +323,7 @@ async def newest(directory: Path, named: Named, use: Callable[[Snapshot, list[Pa
                 raise NotASnapshot("it is of an engine that began otherwise")
             if snapshot.version != named.version:
                 raise NotASnapshot(f"it is of version {snapshot.version!r} of the model, this is {named.version!r}")
-            return await use(snapshot, parts)
+            return file, await use(snapshot, parts)
         except (NotASnapshot, OSError) as error:
             _log.warning("the snapshot %s is passed over: %s", file.name, error)
     return None

@@ -51,7 +51,10 @@ class State:
         if isinstance(fresh, FunctionType):
             return
         if self._own:
-            self._fresh = copy.deepcopy(fresh)
+            try:
+                self._fresh = copy.deepcopy(fresh)
+            except Exception as e:  # whatever a user's object may do
+                raise ConfigError(f"no snapshot can be taken of {kind.__name__}: it cannot be copied ({e})") from e
         elif dataclasses.is_dataclass(fresh):
             self._fields = {field.name: _field(kind, field.name) for field in dataclasses.fields(fresh)}
         else:
@@ -71,7 +74,14 @@ class State:
             if type(data) is not bytes:
                 raise StateRefused(f"snapshot() of {self._kind.__name__} returned no bytes, but {data!r:.80}", path="")
             yield Part("", data)
-            return self._restored_by_itself(data)
+            restored = self._restored_by_itself(data)
+            if restored.snapshot() != data:
+                raise StateRefused(
+                    f"no snapshot can be taken: the snapshot() of a restored {self._kind.__name__} is not the one that "
+                    "its restore(data) was given",
+                    path="",
+                )
+            return restored
         seen: set[int] = set()
         found: dict[str, Any] = {}
         for name, field in self._fields.items():

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from .._news import News
 from ..bus import Message
-from ..errors import StepFailed
+from ..errors import BusError, StepFailed
 from ..failover.accept import Dropped, Outcome
 from ..failover.group import Group
 from ..notices import BadMessage, Notice
@@ -62,7 +62,7 @@ class Stepping:
             try:
                 self._given(self.steps.take(input, outcome))
             except StepFailed as failed:
-                if not await self.is_passed_over(Poisoned(outcome.source, outcome.run, outcome.id)):
+                if not await self._is_passed_over(outcome):
                     raise
                 why, where = failed.__cause__, self.steps.inputs[input].window
                 _log.warning("block %d of %s is passed over, as the order says: %r", outcome.id, where, why)
@@ -72,6 +72,13 @@ class Stepping:
                     "the step on block %d of source %016x at position %s took %.2f s; nothing was read or sent "
                     "meanwhile", outcome.id, outcome.source, outcome.position, took,
                 )  # fmt: skip
+
+    async def _is_passed_over(self, frame: Frame) -> bool:
+        try:
+            return await self.is_passed_over(Poisoned(frame.source, frame.run, frame.id))
+        except BusError as trouble:
+            _log.warning("whether block %d is to be passed over cannot be seen: %s", frame.id, trouble)
+            return False
 
     async def tick(self, now: int) -> None:
         """It is this time for the engine now: step on the timers that are due."""

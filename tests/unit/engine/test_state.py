@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter, OrderedDict, defaultdict
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
@@ -179,15 +180,21 @@ def test_a_model_may_say_itself_what_its_state_is() -> None:
     assert state.restored([part]).count == 7
 
 
-def test_what_its_restore_forgets_is_missing_from_the_copy_as_it_would_be_after_a_restart() -> None:
+def test_a_restore_that_forgets_what_snapshot_gives_is_refused() -> None:
     model = Own(remembers=False)
     state = State(model)
     model.count = model.forgotten = 7
     copying = state.copy(model)
     next(copying)
-    with pytest.raises(StopIteration) as done:
+    with pytest.raises(esp.StateRefused, match="snapshot\\(\\) of a restored Own"):
         next(copying)
-    assert (done.value.value.count, done.value.value.forgotten) == (7, 0)
+
+
+def test_a_model_that_cannot_be_copied_is_refused_at_once() -> None:
+    model = Own()
+    model.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(esp.ConfigError, match="cannot be copied"):
+        State(model)
 
 
 def test_a_function_has_no_state() -> None:
