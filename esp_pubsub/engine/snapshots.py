@@ -315,7 +315,7 @@ class Snapshots:
 async def newest(
     directory: Path, named: Named, use: Callable[[Snapshot, list[Part]], Awaitable[T]]
 ) -> tuple[Path, T] | None:
-    """The newest snapshot that counts, and what `use` makes of it; NotASnapshot is raised for one that cannot be used."""
+    """The newest snapshot that counts, and what `use` makes of it. It raises NotASnapshot for one that is of no use."""
     for file in await asyncio.to_thread(named.files, directory, "snapshot"):
         try:
             snapshot, parts = read(await asyncio.to_thread(file.read_bytes))

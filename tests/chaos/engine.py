@@ -39,6 +39,8 @@ class EngineRun(Run):
             self.soon = 1.0  # the queues of the inputs are there only when somebody reads them
         long_steps = 2 if fault in ("long-step", "mixed") else 0
         kept = self.dice.choice(("", str(self.place / "snapshots")))
+        if fault == "other-input":
+            kept = ""  # who goes on from the others' state computes what they do
         self._engine = EngineJob(
             **{**asdict(self._job), "window": self.window, "blocks": self.blocks, "rate": self.rate},
             shape=self.report.shape, buffer=drawn[1], long_steps=long_steps, snapshots=kept,
