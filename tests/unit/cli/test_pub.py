@@ -243,7 +243,7 @@ async def test_a_member_with_another_input_ends_with_the_way_out_said_once(
         assert "standing by" in await lines.get()
         with ours.open("a") as more:
             more.write("2,b\n")
-        with pytest.raises(esp.InputDiffers, match=r"block 2 .* esp pub --run\), or use esp purge"):
+        with pytest.raises(esp.InputDiffers, match=r"block 2 .* --run\), or use esp purge"):
             await second
     assert "block 2" not in caplog.text, "the command says it"
     assert lines.get_nowait() == "2 events read, acknowledged up to block 1 of 2"
