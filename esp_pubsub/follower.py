@@ -8,11 +8,13 @@ something failed in between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from .backoff import Backoff
 from .bus import Break, Bus, Feed, Message, Place, Start
 from .errors import BusUnavailable, Closed
+
+_READ_MESSAGES, _READ_BYTES = 1_000, 4 << 20
 
 
 async def before_end(bus: Bus, topic: str, messages: int) -> tuple[Place, int]:
@@ -21,6 +23,23 @@ async def before_end(bus: Bus, topic: str, messages: int) -> tuple[Place, int]:
     """
     bounds = await bus.bounds(topic)
     return Place(max(bounds.first, bounds.end - messages), bounds.incarnation), bounds.end
+
+
+async def read_to_end(bus: Bus, topic: str, start: Place | None = None) -> AsyncGenerator[Sequence[Message]]:
+    """All messages of a log from a place on, or from its first one, up to the end that it has now, as they are read.
+
+    Whoever may stop early closes it (`contextlib.aclosing`), so that its feed is closed at once.
+    """
+    bounds = await bus.bounds(topic)
+    place = start or Place(bounds.first, bounds.incarnation)
+    if place.position >= bounds.end:
+        return
+    feed = await bus.feed(topic, place, None)
+    try:
+        while feed.place is None or feed.place.position < bounds.end:
+            yield [each for each in await feed.read(_READ_MESSAGES, _READ_BYTES) if isinstance(each, Message)]
+    finally:
+        await feed.aclose()
 
 
 class Follower:

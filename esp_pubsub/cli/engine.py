@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import Client, ConfigError, Engine, EngineOptions, bus, init
+from .. import Client, ConfigError, Engine, EngineOptions, init
 from ..address import Address
 from ..claims import find_schema
-from ..engine.amending import pass_over
 from ..engine.loading import load_model
 from ..engine.model import declared
-from ..engine.opening import Windows, log_of, order_topic
+from ..engine.opening import Windows, log_of
 from ..engine.order import Poisoned
+from ..engine.order_topic import order_topic, pass_over
 from ..events import PLAIN, Block
 from ..failover.accept import Accept
-from ..publisher import source_number
+from ..follower import read_to_end
 from ..testing import check_model
 from ..wire.frame import Frame
 from .running import counted, progress, say
@@ -113,21 +114,16 @@ async def pass_block_over(place: Place, block: str, run: int) -> None:
         raise ConfigError(f"a block is SOURCE:RUN:ID, such as 0a1b2c3d4e5f6071:0:17, not {block!r}") from None
     topic = order_topic(Address.parse(place.url).engine_control, run)
     async with init(place.bus, config=place.config, **place.keys) as client:
-        await pass_over(await log_of(client.bus), topic, source_number(topic), run, poisoned)
+        await pass_over(await log_of(client.bus), topic, run, poisoned)
     say(f"block {poisoned.id} of source {poisoned.source:016x}, run {poisoned.run}, will be passed over")
 
 
 async def _held(client: Client, topic: str) -> list[Frame]:
-    bounds = await client.bus.bounds(topic)
     accept = Accept(suffix_only=client.bus.capabilities.suffix_only, from_start=True)
     frames: list[Frame] = []
-    if bounds.first == bounds.end:
-        return frames
-    feed = await client.bus.feed(topic, bus.Place(bounds.first, bounds.incarnation), None)
-    try:
-        while (feed.place is None or feed.place.position < bounds.end) and len(frames) < _MOST:
-            messages = [each for each in await feed.read(1_000, 4 << 20) if isinstance(each, bus.Message)]
+    async with aclosing(read_to_end(client.bus, topic)) as reads:
+        async for messages in reads:
             frames += [each for each in accept.receive_all(messages) if isinstance(each, Frame)]
-    finally:
-        await feed.aclose()
+            if len(frames) >= _MOST:
+                break
     return frames[:_MOST]

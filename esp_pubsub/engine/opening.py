@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from ..address import Address
 from ..bus import Bus, Logs, Message, Place
 from ..claims import Claims, find_election
 from ..encode import Encoder
-from ..errors import BusRefused, BusUnavailable, ConfigError, InputLost, NotOffered
+from ..errors import ConfigError, NotOffered
 from ..failover.accept import Accept
 from ..failover.group import Group
 from ..failover.line import Line
@@ -24,11 +23,8 @@ from ..failover.outbox import Outbox
 from ..failover.words import Setup
 from ..notices import Notice
 from ..publisher import source_number
-from ..retained import retain_beginning, retained_beginning
-from ..wire.frame import Sealed, frames
 from ..writer import BlockWriter
-from .amending import passed_over
-from .beginning import Beginning, Begun, Input, Output, check, is_entry, platform_here, read_beginning
+from .beginning import Beginning, Input, Output, platform_here
 from .clock import Clock
 from .derived import DerivedOrder
 from .engine import Engine, Ordered, Plan
@@ -36,6 +32,7 @@ from .inputs import LogInput, LogReader, QueueInput
 from .model import Model, calls_of, declared
 from .options import EngineOptions
 from .order import Order, Poisoned
+from .order_topic import begin, order_topic, passed_over
 from .snapshot import NotASnapshot, Snapshot, sources_of
 from .snapshots import Named, Snapshots, newest
 from .state import Part, State
@@ -45,9 +42,6 @@ from .written import WrittenOrder
 
 if TYPE_CHECKING:
     from ..client import Home
-
-_WRITE_DEADLINE = 10.0  # seconds; the driver has a shorter one of its own
-
 
 _log = logging.getLogger("esp_pubsub.engine")
 
@@ -123,7 +117,7 @@ async def open_engine(
     await _claim(model, where, buses, claims, options)
     order_on = order_topic(control, options.run)
     ours = await _would_begin(model, kind, where, buses.reads, options)
-    begun, began, chain = await _begin(buses.orders, order_on, ours, options.run)
+    begun, began, chain = await begin(buses.orders, order_on, ours, options.run)
     lines = {window: _line(model, window, where, buses.writes, options) for window in model.outputs}
     steps = Steps(
         calls, [_reading(model, each, buses.reads, options) for each in began.inputs], lines,
@@ -292,66 +286,3 @@ async def _would_begin(model: Model, kind: str, where: Windows, reads: Bus, opti
         "events": options.limits.events,
     }  # fmt: skip
     return Beginning(model.version, kind, tuple(inputs), tuple(outputs), limits, *platform_here())
-
-
-async def _begin(bus: Bus, topic: str, ours: Beginning, run: int) -> tuple[Begun, Beginning, int]:
-    """The beginning that counts, and its chain: the retained one, else the first on the order topic, else ours.
-
-    Raises BeginningDiffers if this member is not set up like it, and InputLost where there was one and it is gone.
-    """
-    source = source_number(topic)
-    while True:
-        value = await retained_beginning(bus, topic)
-        begun = await _first_entry(bus, topic, source, run) if value is None else Begun.decoded(value)
-        if begun is not None and (found := read_beginning(begun.message, source, run)) is not None:
-            if value is None:
-                await retain_beginning(bus, topic, begun.encoded())
-            check(ours, found[0])
-            return begun, *found
-        if value is not None:
-            raise BusRefused(f"what is retained as the beginning of {topic} cannot be read: was it another program?")
-        await _propose(bus, topic, ours.sealed(source, run))
-
-
-async def _first_entry(bus: Bus, topic: str, source: int, run: int) -> Begun | None:
-    """The beginning, if it stands on the topic. InputLost where there are entries, and the first of them is another."""
-    bounds = await bus.bounds(topic)
-    if bounds.first == bounds.end:
-        return None
-    feed = await bus.feed(topic, Place(bounds.first, bounds.incarnation), None)
-    try:
-        while feed.place is None or feed.place.position < bounds.end:
-            for message in await feed.read(1_000, 4 << 20):
-                if not isinstance(message, Message) or not is_entry(message.data, source, run):
-                    continue
-                if read_beginning(message.data, source, run) is None:
-                    raise InputLost(
-                        f"{topic} has lost its first entry, and no beginning is retained: begin a new run on all "
-                        "members (run=...)",
-                        topic=topic,
-                        position=message.position,
-                    )
-                return Begun(Place(message.position, bounds.incarnation), message.data)
-    finally:
-        await feed.aclose()
-    return None
-
-
-async def _propose(bus: Bus, topic: str, beginning: Sealed) -> None:
-    pipe = await bus.pipe(topic)
-    try:
-        async with asyncio.timeout(_WRITE_DEADLINE):
-            await pipe.write(frames([beginning], 0, time.time_ns() // 1000))
-            await pipe.confirmed(0)
-    except TimeoutError:
-        raise BusUnavailable(
-            f"{topic}: the engine's beginning was not confirmed within {_WRITE_DEADLINE:g} s; open the engine again",
-            topic=topic,
-        ) from None
-    finally:
-        await pipe.aclose()
-
-
-def order_topic(control_topic: str, run: int) -> str:
-    """The topic on which all that is decided stands which does not follow from the input alone; a run has its own."""
-    return f"{control_topic}/order-{run}" if run else f"{control_topic}/order"

@@ -22,10 +22,10 @@ from ..bus import Bus, Message, Pipe, Place
 from ..errors import BusUnavailable
 from ..notices import Failure, Notice
 from ..wire.frame import frames
-from .amending import passed_over
 from .clock import Clock
 from .inputs import LogInput, LogReader, Offer, QueueInput, earliest
 from .order import Entry, Order, Poisoned, Proposal, Taken, next_entry
+from .order_topic import passed_over
 from .snapshots import Standing
 from .stepping import Stepping
 

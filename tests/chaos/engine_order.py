@@ -16,8 +16,9 @@ from esp_pubsub.bus import Bus, Message, Place
 from esp_pubsub.encode import Encoder
 from esp_pubsub.engine.beginning import Begun, Input, read_beginning
 from esp_pubsub.engine.model import declared
-from esp_pubsub.engine.opening import log_of, order_topic
+from esp_pubsub.engine.opening import log_of
 from esp_pubsub.engine.order import Entry, Order, Taken
+from esp_pubsub.engine.order_topic import order_topic
 from esp_pubsub.engine.steps import Reading, Steps
 from esp_pubsub.events import PLAIN, Block
 from esp_pubsub.failover.accept import Accept, Dropped

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import esp_pubsub as esp
-from esp_pubsub.engine.amending import pass_over
 from esp_pubsub.engine.order import Poisoned
+from esp_pubsub.engine.order_topic import pass_over
 from esp_pubsub.publisher import source_number
 from esp_pubsub.testing.faults import Faults
 from esp_pubsub.wire.frame import ENTRY, frames, seal
@@ -255,11 +255,9 @@ async def test_a_poisoned_block_is_passed_over_once_the_order_says_so(bus_direct
         failed = caught.value
         async with esp.init(dir=bus_directory) as client:
             for _ in range(2):  # twice is harmless
-                await pass_over(
-                    client.bus, ORDER, source_number(ORDER), 0, Poisoned(failed.source, failed.run, failed.id)
-                )
+                await pass_over(client.bus, ORDER, 0, Poisoned(failed.source, failed.run, failed.id))
             with pytest.raises(esp.BusError, match="no engine has begun"):
-                await pass_over(client.bus, "local:5555/M/F/engine/p/nowhere/order", 1, 0, Poisoned(1, 0, 1))
+                await pass_over(client.bus, "local:5555/M/F/engine/p/nowhere/order", 0, Poisoned(1, 0, 1))
         async with engine(bus_directory, Stumbles(), order=order) as b, engine(bus_directory, Stumbles(), order=order):
             await source.inject(trades(31))
             await until(lambda: b.stats.steps == 32)
@@ -431,4 +429,4 @@ async def test_no_block_is_said_to_be_passed_over_where_the_order_has_lost_entri
     async with esp.init(dir=bus_directory) as client:
         await client.catalog().purge(ORDER)
         with pytest.raises(esp.BusError, match="has lost entries"):
-            await pass_over(client.bus, ORDER, source_number(ORDER), 0, Poisoned(1, 0, 1))
+            await pass_over(client.bus, ORDER, 0, Poisoned(1, 0, 1))

@@ -14,9 +14,8 @@ import pytest
 
 import esp_pubsub as esp
 from esp_pubsub.engine import snapshots
-from esp_pubsub.engine.amending import pass_over
 from esp_pubsub.engine.order import Poisoned
-from esp_pubsub.publisher import source_number
+from esp_pubsub.engine.order_topic import pass_over
 from tests.integration.engines import MODEL, URL, Outputs, Totals, engine, feed, feeding, leads, until
 from tests.integration.test_engine_order import Merge, check
 from tests.integration.test_engine_order import feed as feed_both
@@ -493,7 +492,7 @@ async def test_a_block_that_was_passed_over_before_it_came_is_passed_over_by_a_r
             await feed(source, range(1, 11))
             async with client.subscriber(f"{URL}/Trades?side=in", start="earliest") as subscriber:
                 block = await anext(subscriber)
-            await pass_over(client.bus, topic, source_number(topic), 0, Poisoned(block.source, block.run, 31))
+            await pass_over(client.bus, topic, 0, Poisoned(block.source, block.run, 31))
             await feed(source, range(11, 21))
             await until(lambda: only.stats.steps == 20)
             await only.persist()

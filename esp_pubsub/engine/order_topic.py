@@ -1,0 +1,132 @@
+"""What is read from an order topic, and written to it, besides what the member that leads writes.
+
+The beginning. It is entry 1. The first one on the log counts, whoever wrote it, and it is kept as a retained value too,
+so that it outlives the topic's retention.
+
+A block that is passed over, because the model raises on it everywhere. A member that meets the exception looks in the
+order, up to its present end, for an entry that passes the block over. One that finds none takes no further step. So the
+operator writes the entry, and starts the members again: they step up to the block, find the entry, and go on after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+
+from ..bus import Bus, Place
+from ..errors import BusRefused, BusUnavailable, InputLost
+from ..follower import read_to_end
+from ..publisher import source_number
+from ..retained import retain_beginning, retained_beginning
+from ..wire.frame import Sealed, frames
+from .beginning import Beginning, Begun, check, is_entry, read_beginning
+from .order import Entry, Order, Poisoned
+
+_WRITE_DEADLINE = 10.0  # seconds; the driver has a shorter one of its own
+_TRIES = 10
+
+
+def order_topic(control_topic: str, run: int) -> str:
+    """The topic on which all that is decided stands which does not follow from the input alone; a run has its own."""
+    return f"{control_topic}/order-{run}" if run else f"{control_topic}/order"
+
+
+async def begin(bus: Bus, topic: str, ours: Beginning, run: int) -> tuple[Begun, Beginning, int]:
+    """The beginning that counts, and its chain: the retained one, else the first on the order topic, else ours.
+
+    Raises BeginningDiffers if this member is not set up like it, and InputLost where there was one and it is gone.
+    """
+    source = source_number(topic)
+    while True:
+        value = await retained_beginning(bus, topic)
+        begun = await _first_entry(bus, topic, source, run) if value is None else Begun.decoded(value)
+        if begun is not None and (found := read_beginning(begun.message, source, run)) is not None:
+            if value is None:
+                await retain_beginning(bus, topic, begun.encoded())
+            check(ours, found[0])
+            return begun, *found
+        if value is not None:
+            raise BusRefused(f"what is retained as the beginning of {topic} cannot be read: was it another program?")
+        await _write(bus, topic, [ours.sealed(source, run)], "the engine's beginning; open the engine again")
+
+
+async def _first_entry(bus: Bus, topic: str, source: int, run: int) -> Begun | None:
+    """The beginning, if it stands on the topic. InputLost where there are entries, and the first of them is another."""
+    incarnation = (await bus.bounds(topic)).incarnation
+    async with aclosing(read_to_end(bus, topic)) as reads:
+        async for messages in reads:
+            for position, data in messages:
+                if not is_entry(data, source, run):
+                    continue
+                if read_beginning(data, source, run) is None:
+                    raise InputLost(
+                        f"{topic} has lost its first entry, and no beginning is retained: begin a new run on all "
+                        "members (run=...)",
+                        topic=topic,
+                        position=position,
+                    )
+                return Begun(Place(position, incarnation), data)
+    return None
+
+
+async def passed_over(bus: Bus, topic: str, order: Order, place: Place) -> set[Poisoned]:
+    """The blocks that entries pass over, from this place on to the topic's present end. `order` stands there, and is
+    moved to the end.
+    """
+    await _read_on(bus, topic, order, place)
+    return order.passed
+
+
+async def _read_on(bus: Bus, topic: str, order: Order, place: Place) -> int:
+    """Move an order from a place to the topic's present end; returns the latest time of the entries in between."""
+    now = 0
+    async with aclosing(read_to_end(bus, topic, place)) as reads:
+        async for messages in reads:
+            for _, data in messages:
+                if (entry := order.read(data)) is not None:
+                    now = max(now, entry.now)
+    return now
+
+
+async def pass_over(bus: Bus, topic: str, run: int, block: Poisoned) -> None:
+    """Write an entry that passes this block over, and read it back. `topic` is the order's.
+
+    Raises BusRefused where there is no such engine, or its order has lost entries; BusUnavailable where others keep
+    writing in between.
+    """
+    source = source_number(topic)
+    value = await retained_beginning(bus, topic)
+    begun = None if value is None else Begun.decoded(value)
+    found = None if begun is None else read_beginning(begun.message, source, run)
+    if begun is None or found is None:
+        raise BusRefused(f"no engine has begun on {topic}: is the URL, and the run, that of the engine?")
+    bounds = await bus.bounds(topic)
+    if bounds.incarnation != begun.place.incarnation or begun.following.position < bounds.first:
+        raise BusRefused(f"{topic} has lost entries: it cannot be told which one comes next")
+    for _ in range(_TRIES):
+        order = Order(source, run, 1, found[1])
+        now = await _read_on(bus, topic, order, begun.following)
+        if block in order.passed:
+            return
+        proposal = order.propose(Entry(now, (), (block,)), bus.capabilities.max_message_bytes)
+        await _write(bus, topic, proposal.frames, "the entry; try again")
+    raise BusUnavailable(f"{topic}: no entry of ours came to count in {_TRIES} tries; try again", topic=topic)
+
+
+async def _write(bus: Bus, topic: str, sealed: Sequence[Sealed], what: str) -> None:
+    """Through a pipe of its own, and confirmed; BusUnavailable where that takes too long."""
+    pipe = await bus.pipe(topic)
+    try:
+        async with asyncio.timeout(_WRITE_DEADLINE):
+            await pipe.write(frames(sealed, 0, time.time_ns() // 1000))
+            confirmed = 0
+            while confirmed < len(sealed):
+                confirmed = await pipe.confirmed(confirmed)
+    except TimeoutError:
+        raise BusUnavailable(
+            f"{topic}: the bus did not confirm within {_WRITE_DEADLINE:g} s {what}", topic=topic
+        ) from None
+    finally:
+        await pipe.aclose()
