@@ -26,7 +26,7 @@ from typing import Any
 from esp_pubsub import Client, Failover, Publisher, PublisherStats, init
 from esp_pubsub.client import Opening
 
-from .stage import Stage, Watched, bar, read_settings, report, say
+from .stage import Stage, Watched, read_settings, report, say
 
 URL = "dfESP://demo:5555/trades/cq/TradesSource"
 SCHEMA = "id*:int64,symbol:string,price:money,quantity:int32,at:stamp"
@@ -84,8 +84,8 @@ def say_how(stats: PublisherStats) -> None:
 
 
 async def subscribe(opening: Opening[Client], run: int, output: Path, blocks: int) -> None:
-    """Everything that comes, as CSV, in the order it comes; gaps and doubles are counted by the ids."""
-    last = gaps = doubles = 0
+    """Everything that comes, as CSV, in the order it comes; gaps and duplicates are counted by the ids."""
+    last = gaps = duplicates = 0
     longest, before, told = 0.0, time.perf_counter(), 0.0
     with output.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -99,14 +99,14 @@ async def subscribe(opening: Opening[Client], run: int, output: Path, blocks: in
                     continue
                 now = time.perf_counter()
                 longest, before = max(longest, now - before) if last else 0.0, now
-                doubles += block.id <= last
+                duplicates += block.id <= last
                 gaps += block.id > last + 1
                 last = block.id
                 writer.writerows(block.rows())
                 if now - told > 0.1 or last == blocks:
                     told = now
                     await subscriber.confirm(block)
-                    say(received=last, gaps=gaps, doubles=doubles, pause=longest)
+                    say(received=last, gaps=gaps, duplicates=duplicates, pause=longest)
                     longest = 0.0
                 if last == blocks:
                     return
@@ -120,7 +120,6 @@ class Demo:
         self.bus = bus
         self.trades, self.output = place / "trades.csv", place / "received.csv"
         self.publishers: list[Watched] = []
-        self.pauses: list[float] = []
         settings = settings or [f"dir={place / 'bus'}"] * (bus == "embedded")
         self.stage = Stage("esp_pubsub.cli.demo", bus, settings)
 
@@ -159,34 +158,20 @@ class Demo:
                     publisher.process.stdin.close()
         return self.report(subscriber.last)
 
-    async def until(self, subscriber: Watched, id: int | float) -> None:
-        """Wait for the subscriber to have a block, drawing what happens meanwhile."""
-        while subscriber.last.get("received", 0) < id:
-            if subscriber.process.returncode is not None:
-                raise RuntimeError(f"{subscriber.name} ended with code {subscriber.process.returncode}")
-            await self.stage.news()
-            self.pauses.append(subscriber.last.get("pause", 0.0))
-            self.draw(subscriber.last)
-
-    def draw(self, last: dict[str, Any]) -> None:
-        """Who is active, how far everybody is, the longest pause the subscriber has seen."""
-        self.stage.draw(
-            *(f"  {p.name:<18} {p.last.get('role', '-'):<9} block {p.last.get('given', 0)}" for p in self.publishers),
-            f"  subscriber {bar(last['received'], self.blocks)} block {last['received']} of {self.blocks}",
-            f"  gaps {last.get('gaps', 0)}, duplicates {last.get('doubles', 0)}, "
-            f"longest pause {max(self.pauses) * 1000:.1f} ms",
-        )
+    async def until(self, subscriber: Watched, blocks: float) -> None:
+        """Wait for the subscriber to have so many blocks."""
+        await self.stage.until(subscriber, blocks, self.blocks, self.publishers, "block")
 
     def report(self, last: dict[str, Any]) -> bool:
         """The outcome in lines that a script can read."""
         same = filecmp.cmp(self.trades, self.output, shallow=False)
         acked = max(p.last.get("acked", 0) for p in self.publishers)
-        good = same and last["gaps"] == last["doubles"] == 0 and acked == last["received"] == self.blocks
+        good = same and last["gaps"] == last["duplicates"] == 0 and acked == last["received"] == self.blocks
         self.stage.tell("done")
         report(
             bus=self.bus, sent=f"{self.blocks} blocks, {self.blocks * BLOCK} events", acked=acked,
-            received=last["received"], duplicates=last["doubles"], gaps=last["gaps"],
-            longest_pause=f"{max(self.pauses) * 1000:.1f} ms", elapsed=f"{time.time() - self.stage.begun:.1f} s",
+            received=last["received"], duplicates=last["duplicates"], gaps=last["gaps"],
+            longest_pause=self.stage.longest_pause, elapsed=f"{time.time() - self.stage.begun:.1f} s",
             files="identical" if same else "DIFFERENT",
         )  # fmt: skip
         return good

@@ -28,7 +28,7 @@ from esp_pubsub import Block, Client, Opcode, Out, init, model
 from esp_pubsub.client import Opening
 from esp_pubsub.testing import run_model
 
-from .stage import Stage, Watched, bar, read_settings, report, say
+from .stage import Stage, Watched, read_settings, report, say
 
 TRADE = "id*:int64,symbol:string,price:double,quantity:int32"
 PRICE = "symbol*:string,vwap:double,quantity:int64"
@@ -131,7 +131,6 @@ class Demo:
         self.bus = bus
         self.output = place
         self.engines: list[Watched] = []
-        self.pauses: list[float] = []
         self.stage = Stage(
             "esp_pubsub.cli.demo_engine", bus, settings or [f"dir={place / 'bus'}"] * (bus == "embedded")
         )
@@ -172,24 +171,9 @@ class Demo:
                     engine.process.kill()
         return self.report(subscriber.last)
 
-    async def until(self, subscriber: Watched, steps: int | float) -> None:
-        """Wait for the subscriber to have the output of so many steps, drawing what happens meanwhile."""
-        while subscriber.last.get("received", 0) < steps:
-            if subscriber.process.returncode is not None:
-                raise RuntimeError(f"{subscriber.name} ended with code {subscriber.process.returncode}")
-            await self.stage.news()
-            self.pauses.append(subscriber.last.get("pause", 0.0))
-            self.draw(subscriber.last)
-
-    def draw(self, last: dict[str, Any]) -> None:
-        """Who is active, how far everybody is, the longest pause the subscriber has seen."""
-        received = last.get("received", 0)
-        self.stage.draw(
-            *(f"  {e.name:<18} {e.last.get('role', '-'):<9} step {e.last.get('given', 0)}" for e in self.engines),
-            f"  subscriber {bar(received, self.blocks)} block {received} of {self.blocks}",
-            f"  gaps {last.get('gaps', 0)}, duplicates {last.get('duplicates', 0)}, "
-            f"longest pause {max(self.pauses) * 1000:.1f} ms",
-        )
+    async def until(self, subscriber: Watched, blocks: float) -> None:
+        """Wait for the subscriber to have so many blocks."""
+        await self.stage.until(subscriber, blocks, self.blocks, self.engines, "step")
 
     def report(self, last: dict[str, Any]) -> bool:
         """The outcome in lines that a script can read."""
@@ -203,7 +187,7 @@ class Demo:
             bus=self.bus, steps=f"{self.blocks} blocks, {self.blocks * BLOCK} trades",
             emitted=", ".join(f"{window} {len(blocks)}" for window, blocks in undisturbed.items()),
             received=last["received"], duplicates=last["duplicates"], gaps=last["gaps"],
-            longest_pause=f"{max(self.pauses) * 1000:.1f} ms", elapsed=f"{time.time() - self.stage.begun:.1f} s",
+            longest_pause=self.stage.longest_pause, elapsed=f"{time.time() - self.stage.begun:.1f} s",
             output="that of an undisturbed run" if same else "DIFFERENT",
         )  # fmt: skip
         return same and last["gaps"] == last["duplicates"] == 0

@@ -51,6 +51,7 @@ class Stage:
         self._bus = bus
         self._settings = settings
         self._processes: list[asyncio.subprocess.Process] = []
+        self._pauses = [0.0]
         self._live = sys.stdout.isatty()
         self._drawn = 0
 
@@ -88,12 +89,35 @@ class Stage:
         active.last["role"] = "killed"
         return active
 
+    async def until(self, subscriber: Watched, blocks: float, of: int, members: Sequence[Watched], what: str) -> None:
+        """Wait for the subscriber to have so many blocks, drawing what happens meanwhile. `what` members count."""
+        while subscriber.last.get("received", 0) < blocks:
+            if subscriber.process.returncode is not None:
+                raise RuntimeError(f"{subscriber.name} ended with code {subscriber.process.returncode}")
+            await self.news()
+            self._pauses.append(subscriber.last.get("pause", 0.0))
+            self._picture(subscriber.last, of, members, what)
+
+    @property
+    def longest_pause(self) -> str:
+        """That the subscriber has seen."""
+        return f"{max(self._pauses) * 1000:.1f} ms"
+
+    def _picture(self, last: dict[str, Any], of: int, members: Sequence[Watched], what: str) -> None:
+        """Who is active, how far everybody is, the longest pause the subscriber has seen."""
+        received = last.get("received", 0)
+        self._draw(
+            *(f"  {m.name:<18} {m.last.get('role', '-'):<9} {what} {m.last.get('given', 0)}" for m in members),
+            f"  subscriber {_bar(received, of)} block {received} of {of}",
+            f"  gaps {last.get('gaps', 0)}, duplicates {last.get('duplicates', 0)}, longest pause {self.longest_pause}",
+        )
+
     def tell(self, text: str) -> None:
         """One line of the log."""
         self._erase()
         print(f"{time.time() - self.begun:6.2f} s  {text}", flush=True)
 
-    def draw(self, *lines: str) -> None:
+    def _draw(self, *lines: str) -> None:
         """On a terminal: the picture, in place of the one before."""
         if self._live:
             self._erase()
@@ -106,7 +130,7 @@ class Stage:
             self._drawn = 0
 
 
-def bar(done: int, of: int) -> str:
+def _bar(done: int, of: int) -> str:
     """How much of it is done, as a picture."""
     filled = round(40 * done / of)
     return f"[{'#' * filled}{'.' * (40 - filled)}]"
