@@ -40,7 +40,7 @@ from .report import (
     say,
     small_row,
 )
-from .work import note_times, now
+from .work import hand_over_when_asked, note_times, now, say_roles
 
 ENGINE = "dfESP://bench:5555/project/query"
 SINGLES, LARGE = 200_000, 12_000
@@ -147,23 +147,11 @@ async def receive_paced(directory: str, window: str, side: str) -> None:
 async def member(directory: str, order: str = "derived") -> None:
     """A member until ended; SIGUSR1 hands over. Tells of roles, and of having computed what the bus holds."""
     async with client(directory) as opened, opened.engine(MODELS[order], ENGINE) as engine:
-        wanted = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, wanted.set)
         say(ready=os.getpid())
 
-        async def tell() -> None:
-            async for change in engine.roles():
-                say(role=change.role, at=time.monotonic())
-
-        async def hand_over() -> None:
-            while True:
-                await wanted.wait()
-                wanted.clear()
-                await engine.hand_over()
-
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(tell())
-            tasks.create_task(hand_over())
+            tasks.create_task(say_roles(engine))
+            tasks.create_task(hand_over_when_asked(engine))
             told = False
             while True:
                 stats = engine.stats

@@ -21,7 +21,7 @@ import esp_pubsub as esp
 from esp_pubsub.failover.ballot import SILENT_BEATS
 from esp_pubsub.failover.log_election import BEAT_EVERY
 from tests.bench.report import URL, Crew, Member, Report, heard, main, say
-from tests.bench.work import note_times
+from tests.bench.work import hand_over_when_asked, note_times, say_roles
 
 SCHEMA = "id*:int64,text:string"
 RATE = 1_000
@@ -34,23 +34,11 @@ async def member(directory: str, begun: float) -> None:
     """Publish by the common clock until ended; SIGUSR1 hands over; tell of role changes and of having caught up."""
     async with esp.init(dir=directory) as client:
         publisher = await client.publisher(URL, SCHEMA, failover=esp.Failover("bench"))
-        wanted = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, wanted.set)
         say(ready=os.getpid())
 
-        async def tell() -> None:
-            async for change in publisher.roles():
-                say(role=change.role, at=time.monotonic())
-
-        async def hand_over() -> None:
-            while True:
-                await wanted.wait()
-                wanted.clear()
-                await publisher.hand_over()
-
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(tell())
-            tasks.create_task(hand_over())
+            tasks.create_task(say_roles(publisher))
+            tasks.create_task(hand_over_when_asked(publisher))
             number, told = 0, False
             while True:
                 due = int((time.monotonic() - begun) * RATE)

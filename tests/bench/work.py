@@ -57,25 +57,30 @@ async def publish_flat_out(directory: str, count: int, blocks: Blocks) -> None:
         say(began=began, ended=now(), acked=publisher.stats.acked)
 
 
+async def say_roles(member: esp.Publisher | esp.Engine) -> None:
+    """Tell of each role that it takes, until cancelled."""
+    async for change in member.roles():
+        say(role=change.role, at=time.monotonic())
+
+
+async def hand_over_when_asked(member: esp.Publisher | esp.Engine) -> None:
+    """Hand over at each SIGUSR1, until cancelled."""
+    wanted = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, wanted.set)
+    while True:
+        await wanted.wait()
+        wanted.clear()
+        await member.hand_over()
+
+
 async def compete(publisher: esp.Publisher, begun: float, rate: int) -> None:
     """A member of a failover group, at the pace of a clock that all members share, until SIGTERM. SIGUSR1 hands over.
 
     Tells of role changes and, as a standby, of having caught up.
     """
-    wanted, ended = asyncio.Event(), asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, wanted.set)
+    ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     say(ready=os.getpid())
-
-    async def tell() -> None:
-        async for change in publisher.roles():
-            say(role=change.role, at=time.monotonic())
-
-    async def hand_over() -> None:
-        while True:
-            await wanted.wait()
-            wanted.clear()
-            await publisher.hand_over()
 
     async def publish() -> None:
         number, told = 0, False
@@ -91,7 +96,7 @@ async def compete(publisher: esp.Publisher, begun: float, rate: int) -> None:
             await asyncio.sleep(1 / rate)
 
     async with asyncio.TaskGroup() as tasks:
-        work = [tasks.create_task(each) for each in (tell(), hand_over(), publish())]
+        work = [tasks.create_task(each) for each in (say_roles(publisher), hand_over_when_asked(publisher), publish())]
         await ended.wait()
         for task in work:
             task.cancel()
