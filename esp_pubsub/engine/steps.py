@@ -35,7 +35,7 @@ _ON_EMITTED = struct.Struct("<II").pack
 
 
 def line_of(error: BaseException) -> str:
-    """Where in the model this was raised, to be put behind the error's text; nothing if it was the call itself."""
+    """The line of the model that raised this, to stand after the error's text; empty if the call itself failed."""
     lines = [(Path(frame.filename).name, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)[1:]]
     of_the_model = [(file, line) for file, line in lines if file == lines[0][0]]
     return f" ({of_the_model[-1][0]}, line {of_the_model[-1][1]})" if of_the_model else ""
