@@ -27,6 +27,7 @@ from .errors import (
     NotInstalled,
     NotOffered,
     Overrun,
+    RequestRefused,
     SchemaDiffers,
     SchemaError,
     Stale,
@@ -43,6 +44,7 @@ from .failover.membership import RoleChange
 from .failover.options import Failover
 from .lib import init, set_pubsub_lib, shutdown
 from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats, Resume
+from .requests import Answer
 from .schema import Field, FieldType, Key, Schema
 from .subscriber import Subscriber
 from .subscriber_options import SubscriberOptions, SubscriberStats
@@ -51,6 +53,7 @@ from .wire.frame import Limits
 __all__ = [
     "Address",
     "AddressError",
+    "Answer",
     "BadBody",
     "BadFrame",
     "BeginningDiffers",
@@ -89,6 +92,7 @@ __all__ = [
     "Publisher",
     "PublisherOptions",
     "PublisherStats",
+    "RequestRefused",
     "Resume",
     "RoleChange",
     "Schema",

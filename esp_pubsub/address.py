@@ -150,6 +150,13 @@ class Address:
             raise _wrong("contquery", None, f"is missing in {self}, and an engine needs one: write {FORM}")
         return f"{self.metadata}/F/engine/{self.project}/{self.contquery}"
 
+    @property
+    def engine_requests(self) -> str:
+        """The name on which the engine at this contquery is asked, and told what to do."""
+        if self.project is None or self.contquery is None:
+            raise _wrong("contquery", None, f"is missing in {self}, and an engine needs one: write {FORM}")
+        return f"{self.metadata}/E/{self.project}/{self.contquery}"
+
 
 def other_side(topic: str) -> str:
     """The portable name of the same window's other direction; a metadata or control name has none."""

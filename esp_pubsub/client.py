@@ -24,14 +24,16 @@ from .engine.engine import Engine
 from .engine.opening import Buses, log_of, open_engine
 from .engine.options import EngineOptions
 from .errors import Closed, ConfigError, EspError, NotOffered, WrongOrder
+from .events import Block
 from .failover.join import Elect
 from .failover.line import Line
 from .failover.options import Failover
 from .failover.outbox import Outbox
 from .failover.words import Setup
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
-from .publisher import Publisher, PublisherOptions, Resume, Window, sequence_name, source_number
+from .publisher import Delivery, Publisher, PublisherOptions, Resume, Window, sequence_name, source_number
 from .registry import driver
+from .requests import Answer, demand, query
 from .retained import retain_runs, retained_runs
 from .schema import Schema
 from .subscriber import Subscriber
@@ -352,10 +354,35 @@ class Client:
         From what the bus retains; questions it cannot answer go to whoever serves the metadata topic: NoAnswer if
         nobody.
         """
-        from .requests import query
-
         self._check()
         return await query(self, Address.parse(url), timeout)
+
+    async def ask(
+        self, url: str, question: Any, *, after: Delivery | Block | None = None, timeout: float = 5.0
+    ) -> Answer:
+        """Ask the model of the engine at `url`, a project and a contquery: what its method `ask(question)` returns.
+
+        The member that leads answers. With `after`, what `inject` returned or a block that was read, it does once the
+        engine has stepped on that block: so you see what you wrote. Question and answer are made of numbers, texts,
+        bytes, lists and dicts; tuples come as lists. NoAnswer after `timeout` seconds, RequestRefused if the engine
+        cannot answer, NotOffered on a bus without requests.
+        """
+        asked: dict[str, Any] = {"ask": question}
+        if after is not None:
+            asked["after"] = (after.source, after.run, after.id)
+        found = await self._demand(url, asked, timeout)
+        return Answer(found.get("answer"), int(found.get("step", 0)))
+
+    async def quiesce(self, url: str, timeout: float = 30.0) -> None:
+        """Have the engine at `url` work off what its inputs hold now, and wait until the bus has what came of it."""
+        await self._demand(url, {"do": "quiesce"}, timeout)
+
+    async def persist(self, url: str, timeout: float = 120.0) -> None:
+        """Have the engine at `url` take a snapshot, and wait until it counts; see `Engine.persist`."""
+        await self._demand(url, {"do": "persist"}, timeout)
+
+    async def _demand(self, url: str, asked: dict[str, Any], timeout: float) -> dict[str, Any]:
+        return await demand(self.requests(), Address.parse(url).engine_requests, asked, timeout)
 
     def requests(self) -> Requests:
         """The bus's questions and answers. NotOffered where it has none."""

@@ -31,6 +31,7 @@ code acts on the class and the data, never on the text.
     +-- NothingStored          a group that has confirmed nothing, where start is none (.group)
     +-- Unconfirmed            too many blocks read and not confirmed (.limit)
     +-- NoAnswer               a request nobody answered in time (.topic, .timeout)
+    +-- RequestRefused         a request that was answered with an error (.topic)
     +-- Closed                 used after close
     +-- WrongOrder             calls in the wrong order, another loop, a forked process
 """
@@ -206,6 +207,12 @@ class NoAnswer(EspError):
 
     topic: str
     timeout: float
+
+
+class RequestRefused(EspError):
+    """Whoever served a request answered with an error."""
+
+    topic: str
 
 
 class Closed(EspError):

@@ -67,6 +67,11 @@ def moment(seconds: int, micros: int = 0) -> datetime:
     return _EPOCH + timedelta(seconds=seconds, microseconds=micros)
 
 
+def key_of(source: int, run: int, id: int, row: int) -> str:
+    """See `Block.key`."""
+    return f"{source:016x}:{run}:{id}:{row}"
+
+
 @dataclass(slots=True, eq=False, repr=False)  # to be left as it is; freezing would triple the price of making one
 class Block:
     """A block as it was delivered. Decoding happens when it is asked for, and again each time it is asked for.
@@ -98,6 +103,10 @@ class Block:
     def position(self) -> Any:
         """Where it stood on the bus: a number on a log, opaque on a queue."""
         return self.frame.position
+
+    def key(self, row: int = 0) -> str:
+        """A text that names one of its rows, counted from 0, among all rows of all blocks: source, run, id and row."""
+        return key_of(self.frame.source, self.frame.run, self.frame.id, row)
 
     @property
     def transactional(self) -> bool:

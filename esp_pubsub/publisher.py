@@ -151,6 +151,16 @@ class Delivery:
         self._publisher = publisher
         self.id = id
 
+    @property
+    def source(self) -> int:
+        """The 64-bit number of the sequence that the block belongs to."""
+        return self._publisher.source
+
+    @property
+    def run(self) -> int:
+        """The run of its source."""
+        return self._publisher.run
+
     def __await__(self) -> Generator[Any, None, Outcome]:
         return self._publisher.delivered(self.id).__await__()
 

@@ -110,7 +110,7 @@ class Pub:
     async def _quiesce(self, client: Client, address: Address) -> None:
         """Ask the engine behind the bus to work off what it got, and wait for it."""
         project = f"dfESP://{address.hostport}/{address.project}"
-        answered = await ask(client, address.metadata, {"do": "quiesce", "url": project}, _ANSWER)
+        answered = await ask(client.requests(), address.metadata, {"do": "quiesce", "url": project}, _ANSWER)
         if "error" in answered:
             raise EspError(f"{project} cannot be quiesced: {answered['error']}")
 

@@ -257,7 +257,8 @@ def _engine(url: str | bytes, question: dict[str, str]) -> dict[str, Any]:
     address = Address.parse(text(url, "a URL"))
 
     async def answer() -> dict[str, Any]:
-        return await ask(await library.client(), address.metadata, {**question, "url": str(address)}, _ANSWER)
+        requests = (await library.client()).requests()
+        return await ask(requests, address.metadata, {**question, "url": str(address)}, _ANSWER)
 
     answered = library.portal.call_within(PATIENCE, answer)
     if "error" in answered:

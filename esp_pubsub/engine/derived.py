@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from .inputs import LogReader
 from .order import Poisoned
@@ -36,6 +36,14 @@ class DerivedOrder:
     def hindered_since(self) -> float | None:
         """Since when the input cannot be read."""
         return self._reader.lost_since
+
+    async def ends(self) -> Sequence[int | None]:
+        """See `engine.Ordered`."""
+        return [await self._reader.end()]
+
+    def has_taken(self, ends: Sequence[int | None]) -> bool:
+        """See `engine.Ordered`."""
+        return all(end is None or self._taken.position >= end for end in ends)
 
     def now(self) -> int:
         """It has no time."""

@@ -37,6 +37,7 @@ from ..failover.words import Beat, Pulse, Setup, Word
 from ..notices import Failure, Notice, Reconnected
 from ..sender import Sender
 from .options import EngineOptions, EngineStats, LineStats
+from .questions import Questions, Quiet
 from .snapshots import Snapshots, Standing
 from .stepping import Stepping
 from .steps import Mark, Steps
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from ..client import Home
 
 _log = logging.getLogger("esp_pubsub.engine")
+_LOOK_EVERY = 0.05  # seconds, where nothing else happens
 
 
 class Ordered(Protocol):
@@ -62,6 +64,14 @@ class Ordered(Protocol):
     def hindered_since(self) -> float | None:
         """Since when this member cannot take what others may be able to take; None while it can."""
 
+    async def ends(self) -> Sequence[int | None]:
+        """Where each input ends now; None for a queue. Raises BusError."""
+
+    def has_taken(self, ends: Sequence[int | None]) -> bool:
+        """Whether all before these positions was taken, and all that came of the queues; to be asked while nothing is
+        stepped on, on the member that leads.
+        """
+
     def now(self) -> int:
         """The engine's time; 0 where it has none."""
 
@@ -77,6 +87,8 @@ class Plan:
     """What one member is to do: take these steps in an order, and be a member of this group with these lines."""
 
     address: Address
+    topics: Sequence[str]
+    """Of all windows."""
     steps: Steps
     order: Callable[[Stepping, Group, News], Ordered]
     lines: Sequence[Line]
@@ -121,6 +133,9 @@ class Engine:
         self._group.membership.hindered_since = lambda: order.hindered_since
         self._stepping = stepping
         self._snapshots = plan.snapshots
+        self._questions = Questions(
+            writes, plan.address, plan.topics, order, stepping, plan.lines, plan.snapshots, lambda: self.stats
+        )
         self._task: asyncio.Task[None] | None = None
         self._stepper: asyncio.Task[None] | None = None
         self._closed = False
@@ -143,18 +158,18 @@ class Engine:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._group.run())
                 self._stepper = tasks.create_task(self._step())
+                tasks.create_task(self._questions.run(self._leads, self._changed))
                 if self._snapshots is not None:
-                    order, membership = self._order, self._group.membership
-                    tasks.create_task(
-                        self._snapshots.run(
-                            self._stepping, lambda: order.standing, lambda: membership.state == "active"
-                        )
-                    )
+                    order = self._order
+                    tasks.create_task(self._snapshots.run(self._stepping, lambda: order.standing, self._leads))
         except ExceptionGroup as errors:
             error = first_error(errors)
             self._fail(error)
             if self._snapshots is not None and isinstance(error, InputDiffers | StepsDiffer):
                 await self._snapshots.withdraw()
+
+    def _leads(self) -> bool:
+        return self._group.membership.state == "active"
 
     async def _step(self) -> None:
         """Step until cancelled. What this member computed before a step that failed is brought to the bus first: it may
@@ -245,6 +260,20 @@ class Engine:
         if self._snapshots is None:
             raise WrongOrder("this engine has no snapshots: pass snapshots= with a directory")
         await self._snapshots.persist()
+
+    async def quiesce(self) -> None:
+        """Wait until all that the inputs hold now is stepped on, and what came of it is on the bus. Of a queue, that
+        nothing is left of what this member was given. On the member that leads; WrongOrder on another one.
+        """
+        self._home.check()
+        left: Quiet | None = await self._questions.quiet()
+        while left is not None:
+            if not self._leads():
+                raise WrongOrder("this member does not lead: ask the engine, client.quiesce(url)")
+            if (left := await self._questions.left_of(left)) is not None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_EVERY):
+                        await self._changed.wait()
 
     async def roles(self) -> AsyncIterator[RoleChange]:
         """The role changes of this member from now on, as they happen; ends after the last, `left`."""

@@ -40,6 +40,7 @@ class LogReader:
         """After what was read."""
         self.lost_since: float | None = None
         """Since when the bus cannot be read, by the loop's clock; None while it can."""
+        self._bus = bus
         self._notify = notify
         self._follower = Follower(
             bus, topic, self._where, Backoff(_FIRST_PAUSE, _LONGEST_PAUSE), opened=self._opened, trouble=self._lost
@@ -54,6 +55,10 @@ class LogReader:
             found = messages
         self.place = self._follower.place or self.place
         return found
+
+    async def end(self) -> int:
+        """Where the topic ends now. Raises BusError."""
+        return (await self._bus.bounds(self.topic)).end
 
     async def aclose(self) -> None:
         """Stop reading."""
@@ -100,6 +105,10 @@ class LogInput:
     def end(self) -> int:
         """After what was read."""
         return self._reader.place.position
+
+    async def bus_end(self) -> int:
+        """Where the topic ends now. Raises BusError."""
+        return await self._reader.end()
 
     @property
     def incarnation(self) -> int | None:
@@ -167,6 +176,11 @@ class QueueInput:
         self._bytes = 0
         self._counted: Message | None = None  # the last message that counts and is not confirmed
         self._news = News()
+
+    @property
+    def is_empty(self) -> bool:
+        """It is read, and all that came of it is in entries."""
+        return self._feed is not None and not self._ahead
 
     async def run(self) -> None:
         """Read and confirm until cancelled. Trouble is waited out: what was not confirmed comes again."""

@@ -58,6 +58,10 @@ class Calls:
     timer: Timer | None
     timed: bool = False
     """It may ask for the time."""
+    ask: Callable[[Any], Any] | None = None
+    """Answers questions about its state."""
+    rowcount: Callable[[str], int] | None = None
+    """How many rows a window of its holds."""
 
 
 def model(
@@ -103,7 +107,8 @@ def calls_of(of: Any, model: Model) -> Calls:
     """What is called of a function or an instance that is this model."""
     if isinstance(of, FunctionType):
         return Calls(of, None, model.timers)
-    return Calls(of.step, of.timer if model.timers else None, model.timers)
+    timer = of.timer if model.timers else None
+    return Calls(of.step, timer, model.timers, getattr(of, "ask", None), getattr(of, "rowcount", None))
 
 
 def _check_callable(declared: Any, name: str) -> None:

@@ -138,7 +138,10 @@ async def open_engine(
         topics, tuple(schema.text for schema in model.outputs.values()), "rows", elected.partition("://")[0], chain
     )
     order = partial(_order, kind, where, began.inputs, start, buses, order_on, notify)
-    plan = Plan(where.address, steps, order, [line for _, line in lines.values()], setup, control, elect, kept)
+    plan = Plan(
+        where.address, [*where.inputs.values(), *topics], steps, order, [line for _, line in lines.values()], setup,
+        control, elect, kept,
+    )  # fmt: skip
     return Engine(home, buses.writes, plan, options, notify)
 
 

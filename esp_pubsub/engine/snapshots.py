@@ -132,6 +132,7 @@ class Snapshots:
         self._failures = 0
         self._news = News()
         self._ended = False
+        self._wanted = -1  # a snapshot of this step or a later one
         self._asked: list[int] = []  # steps up to which somebody waits for one that counts
 
     async def run(self, stepping: Stepping, standing: Callable[[], Standing], leads: Callable[[], bool]) -> None:
@@ -171,9 +172,20 @@ class Snapshots:
         finally:
             self._asked.remove(step)
 
+    def want(self, step: int, *, again: bool) -> bool:
+        """Whether one counts that was taken at this step or later; else one is taken. Raises what kept it from that,
+        where this was asked before.
+        """
+        if self._counted_step >= step:
+            return True
+        if again and self._error is not None:
+            raise self._error
+        self._wanted = max(self._wanted, step)
+        return False
+
     @property
     def _is_asked(self) -> bool:
-        return bool(self._asked) and self._taken_at_step < max(self._asked)
+        return self._taken_at_step < max([self._wanted, *self._asked])
 
     async def _take_if_wanted(
         self, stepping: Stepping, standing: Callable[[], Standing], leads: Callable[[], bool]
@@ -191,6 +203,7 @@ class Snapshots:
             first = self._error is None
             self._error = error if isinstance(error, StateRefused) else EspError(f"no snapshot was taken: {error!r}")
             self._failures += 1
+            self._wanted = -1
             self._news.tell()
             if first:
                 _log.error("no snapshot was taken in %s, the engine goes on without: %s", self._directory, error)

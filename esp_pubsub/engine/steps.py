@@ -92,6 +92,11 @@ class Steps:
         """What follows from messages of an input: the frames to step on, and what is to be told, in order."""
         return self.inputs[input].accept.receive_all(messages, self._limits)
 
+    def has_stepped_on(self, source: int, run: int, id: int) -> bool:
+        """Whether a block was taken, or will never be; to be asked while nothing is stepped on in part."""
+        known = [reading.accept.sources.get(source) for reading in self.inputs]
+        return any(each is not None and (each.run, each.last) >= (run, id) for each in known)
+
     def take(self, input: int, frame: Frame) -> Sequence[int]:
         """Step on one block; returns the output windows that have new blocks, by their places.
 

@@ -94,6 +94,17 @@ class WrittenOrder:
         )
         return Standing(*self._place, self._reader.place.incarnation, inputs, tuple(self._order.passed))
 
+    async def ends(self) -> Sequence[int | None]:
+        """See `engine.Ordered`."""
+        return [await each.bus_end() if isinstance(each, LogInput) else None for each in self._inputs]
+
+    def has_taken(self, ends: Sequence[int | None]) -> bool:
+        """See `engine.Ordered`."""
+        return all(
+            each.taken >= (end or 0) if isinstance(each, LogInput) else each.is_empty
+            for each, end in zip(self._inputs, ends, strict=True)
+        )
+
     @property
     def hindered_since(self) -> float | None:
         """Since when some input, or the order, cannot be read, or no entry was read back that this member wrote."""

@@ -39,7 +39,7 @@ async def main(cluster, trades):
                              side="out", failover=esp.Failover("esp")) as sink,
             asyncio.TaskGroup() as tasks,
         ):
-            tasks.create_task(requests.serve(client, f"{cluster}/M", answer))
+            tasks.create_task(requests.serve(client.requests(), f"{cluster}/M", answer))
             async for block in source:
                 rows = []
                 for id, symbol, quantity in block.rows():

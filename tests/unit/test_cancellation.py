@@ -420,9 +420,9 @@ async def test_asking_and_being_asked_may_be_cancelled_at_every_wait(client: esp
 
     async def scenario(knife: Knife, url: str) -> None:
         asked.clear()
-        server = asyncio.ensure_future(requests.serve(client, "test:5555/M", handler))
+        server = asyncio.ensure_future(requests.serve(client.requests(), "test:5555/M", handler))
         for n in range(3):
-            assert await knife.put_to(lambda: requests.ask(client, "test:5555/M", {"n": n}, 3)) == {"n": n}  # noqa: B023
+            assert await knife.put_to(lambda: requests.ask(client.requests(), "test:5555/M", {"n": n}, 3)) == {"n": n}  # noqa: B023
         server.cancel()
         await asyncio.wait([server])
         assert len(asked) <= 4  # the one that was cancelled may have been answered, to nobody

@@ -458,7 +458,7 @@ async def test_a_question_that_cannot_be_asked_is_refused(client: esp.Client, qu
 
 @contextlib.asynccontextmanager
 async def serving(client: esp.Client, handler: Callable[[dict[str, Any]], Awaitable[Any]]) -> AsyncIterator[None]:
-    task = asyncio.ensure_future(requests.serve(client, META, handler))
+    task = asyncio.ensure_future(requests.serve(client.requests(), META, handler))
     try:
         yield
     finally:
@@ -475,7 +475,7 @@ async def test_a_question_is_answered_by_one_server(client: esp.Client) -> None:
         return {"twice": question["n"] * 2}
 
     async with serving(client, handler), serving(client, handler):
-        found = await asyncio.gather(*(requests.ask(client, META, {"n": n}, 5) for n in range(10)))
+        found = await asyncio.gather(*(requests.ask(client.requests(), META, {"n": n}, 5) for n in range(10)))
     assert found == [{"twice": n * 2} for n in range(10)]
     assert sorted(question["n"] for question in asked) == list(range(10))
 
@@ -503,7 +503,7 @@ async def test_a_handler_that_raises_answers_with_the_error_and_goes_on(client: 
         return {"ok": 1}
 
     async with serving(client, handler):
-        found = [await requests.ask(client, META, {"n": n}, 5) for n in range(5)]
+        found = [await requests.ask(client.requests(), META, {"n": n}, 5) for n in range(5)]
         with pytest.raises(esp.EspError, match="KeyError"):
             await client.query_meta("dfESP://test:5555?get=edges")
     assert [sorted(each) for each in found] == [["error"]] * 4 + [["ok"]]
@@ -519,7 +519,7 @@ async def test_a_request_that_is_garbage_does_not_end_the_server(client: esp.Cli
         for garbage in (b"", b"hello", requests._packed(5, {"a": 1})):
             answer = requests._unpacked(5, await client.requests().request(META, garbage, 5))
             assert "error" in answer
-        assert await requests.ask(client, META, {"n": 1}, 5) == {"n": 1}
+        assert await requests.ask(client.requests(), META, {"n": 1}, 5) == {"n": 1}
 
 
 async def test_an_answer_that_is_garbage_is_a_named_error(client: esp.Client) -> None:
@@ -528,7 +528,7 @@ async def test_an_answer_that_is_garbage_is_a_named_error(client: esp.Client) ->
 
     task = asyncio.ensure_future(client.requests().serve(META, answer))
     with pytest.raises(BadFrame):
-        await requests.ask(client, META, {"n": 1}, 5)
+        await requests.ask(client.requests(), META, {"n": 1}, 5)
     task.cancel()
     await asyncio.wait([task])
 
@@ -552,12 +552,12 @@ async def test_a_question_that_was_given_up_reaches_nobody(client: esp.Client) -
         return {}
 
     with pytest.raises(esp.NoAnswer):
-        await requests.ask(client, META, {"n": 0}, 0.01)
-    task = asyncio.ensure_future(requests.ask(client, META, {"n": 1}, 5))
+        await requests.ask(client.requests(), META, {"n": 0}, 0.01)
+    task = asyncio.ensure_future(requests.ask(client.requests(), META, {"n": 1}, 5))
     await ticks()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     async with serving(client, handler):
-        await requests.ask(client, META, {"n": 2}, 5)
+        await requests.ask(client.requests(), META, {"n": 2}, 5)
     assert asked == [{"n": 2}]

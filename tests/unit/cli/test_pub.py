@@ -139,7 +139,7 @@ async def test_an_engine_is_asked_to_quiesce_its_project_when_all_is_published(
         return {}
 
     async with esp.init(dir=bus_directory) as client:
-        serving = asyncio.ensure_future(serve(client, "h:1/M", engine))
+        serving = asyncio.ensure_future(serve(client.requests(), "h:1/M", engine))
         try:
             await publish(options(feed, quiesce=True), {"dir": str(bus_directory)})
         finally:

@@ -260,7 +260,7 @@ def test_an_engine_that_serves_the_metadata_name_is_asked(library: Path) -> None
     async def serving() -> None:
         client = await esp.init()
         try:
-            await serve(client, "host:5555/M", engine)
+            await serve(client.requests(), "host:5555/M", engine)
         finally:
             await client.aclose()
 
