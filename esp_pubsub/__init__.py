@@ -2,10 +2,12 @@
 
 from .address import Address
 from .client import Client
+from .effect import Call, effect
 from .engine.engine import Engine
 from .engine.model import model
 from .engine.options import EngineOptions, EngineStats, LineStats
 from .engine.out import Out
+from .engine.outcomes import Outcomes
 from .errors import (
     AddressError,
     BadBody,
@@ -17,6 +19,7 @@ from .errors import (
     Closed,
     ConfigError,
     DeliveryUnknown,
+    EffectFailed,
     EspError,
     InputDiffers,
     InputLost,
@@ -61,11 +64,13 @@ __all__ = [
     "BusError",
     "BusRefused",
     "BusUnavailable",
+    "Call",
     "Client",
     "Closed",
     "ConfigError",
     "Delivery",
     "DeliveryUnknown",
+    "EffectFailed",
     "Engine",
     "EngineOptions",
     "EngineStats",
@@ -88,6 +93,7 @@ __all__ = [
     "NothingStored",
     "Opcode",
     "Out",
+    "Outcomes",
     "Overrun",
     "Publisher",
     "PublisherOptions",
@@ -109,6 +115,7 @@ __all__ = [
     "Unconfirmed",
     "ValueRefused",
     "WrongOrder",
+    "effect",
     "init",
     "model",
     "set_pubsub_lib",

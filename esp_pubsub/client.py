@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 from .address import Address, Side
 from .bus import Bus, Catalog, Requests, Start
+from .calls import Caller
 from .claims import Claims, find_election, find_schema
 from .config import load_options
 from .encode import Encoder, arrow_body
@@ -24,7 +25,7 @@ from .engine.engine import Engine
 from .engine.opening import Buses, log_of, open_engine
 from .engine.options import EngineOptions
 from .errors import Closed, ConfigError, EspError, NotOffered, WrongOrder
-from .events import Block
+from .events import Block, Opcode
 from .failover.join import Elect
 from .failover.line import Line
 from .failover.options import Failover
@@ -147,6 +148,7 @@ class Client:
         self._on_notice = on_notice
         self._open: WeakSet[_Closable] = WeakSet()
         self._claims = Claims()
+        self._callers: dict[tuple[str, str], Caller] = {}
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -343,6 +345,12 @@ class Client:
             way_out = f", or set {offered.replays_with}" if offered.replays_with else ""
             raise NotOffered(f"this bus keeps nothing to read again: start is latest{way_out}", capability="replay")
 
+    async def window_schema(self, url: str, side: Side) -> Schema | None:
+        """The schema of the window that `url` names, on this side unless the URL says otherwise; None if it has none
+        yet.
+        """
+        return await self.topic_schema(self._window(url, None, side)[1], None)
+
     async def topic_schema(self, topic: str, given: Schema | None) -> Schema | None:
         """The schema of a topic: as given, if the topic does not differ, else as retained; None while it has none."""
         self._check()
@@ -372,6 +380,19 @@ class Client:
             asked["after"] = (after.source, after.run, after.id)
         found = await self._demand(url, asked, timeout)
         return Answer(found.get("answer"), int(found.get("step", 0)))
+
+    async def call(
+        self, url: str, rows: Any, *, answers: str, opcode: Opcode | int = Opcode.INSERT, timeout: float = 5.0
+    ) -> list[tuple[Any, ...]]:
+        """Publish a block of commands to the window at `url`, and wait for the rows that the engine's model emits to
+        the window `answers` for them: one for each row of the block, in the same order.
+
+        An answer begins with the key of its command, which a model has from `block.key(row)`. NoAnswer after `timeout`
+        seconds: the commands may still be carried out, once. Cancelled: they are, unless they were not sent yet.
+        """
+        self._check()
+        caller = self._callers.setdefault((url, answers), Caller(self, url, answers))
+        return await caller.call(rows, opcode, timeout, self._tasks)
 
     async def quiesce(self, url: str, timeout: float = 30.0) -> None:
         """Have the engine at `url` work off what its inputs hold now, and wait until the bus has what came of it."""

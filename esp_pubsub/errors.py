@@ -32,6 +32,7 @@ code acts on the class and the data, never on the text.
     +-- Unconfirmed            too many blocks read and not confirmed (.limit)
     +-- NoAnswer               a request nobody answered in time (.topic, .timeout)
     +-- RequestRefused         a request that was answered with an error (.topic)
+    +-- EffectFailed           the handler of an effect raised (.key)
     +-- Closed                 used after close
     +-- WrongOrder             calls in the wrong order, another loop, a forked process
 """
@@ -213,6 +214,12 @@ class RequestRefused(EspError):
     """Whoever served a request answered with an error."""
 
     topic: str
+
+
+class EffectFailed(EspError):
+    """The handler of an effect raised; `__cause__` is what it raised. The call is not confirmed, and comes again."""
+
+    key: str
 
 
 class Closed(EspError):

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..encode import Encoded
 from ..errors import ModelError, TooLarge, WrongOrder
-from ..events import Opcode
+from ..events import Opcode, key_of
 from ..wire.frame import BODY_AT
 from ..writer import BlockWriter
 
@@ -100,6 +100,14 @@ class Out:
                 limit=self._step_bytes,
             )
         self._emitted.append((at, encoded, transactional))
+
+    def key(self, window: str, row: int = 0) -> str:
+        """The key that a row of the block has which this step emitted last to this window; see `Block.key`."""
+        at, writer = self._windows.get(window, (-1, None))
+        blocks = sum(1 for emitted in self._emitted if emitted[0] == at)
+        if writer is None or not blocks:
+            raise ModelError(f"this step has emitted nothing to {window!r}: emit first, then ask for the key")
+        return key_of(writer.source, writer.run, writer.outbox.last + blocks, row)
 
     def begin(self, now: int | None) -> None:
         """A step begins. The engine calls this."""
