@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +15,9 @@ import pytest
 import esp_pubsub as esp
 from esp_pubsub.testing import Faults
 from tests.integration.engines import leads, until
+from tests.integration.shops import ORDER, OUTCOME, PAID, URL, Shop
 
-URL = "dfESP://local:5555/shop/orders"
-ORDER = "id*:int64,amount:int64"
-CALL, OUTCOME = "order*:int64,amount:int64", "call*:string,paid:int32"
-ANSWER, PAID = "command*:string,id:int64,waiting:int64", "id*:int64,times:int64"
-
-
-@esp.model(
-    inputs={"Orders": ORDER, "Outcomes": OUTCOME},
-    outputs={"Calls": CALL, "Answers": ANSWER, "Paid": PAID},
-    version="1",
-)
-@dataclass
-class Shop:
-    """Orders are paid outside; each is paid once, as far as the shop can tell."""
-
-    calls: esp.Outcomes = field(default_factory=esp.Outcomes)
-    times: dict[str, int] = field(default_factory=dict)
-
-    def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
-        if window == "Outcomes":
-            for order, _ in self.calls.take(block):
-                self.times[order] = self.times.get(order, 0) + 1
-                out.emit("Paid", [(int(order), self.times[order])])
-            return
-        out.emit("Calls", block.rows())
-        for row, (order, _) in enumerate(block.rows()):
-            self.calls.expect(out.key("Calls", row), str(order))
-            out.emit("Answers", [(block.key(row), order, len(self.calls.waiting))])
+ROOT = Path(__file__).parents[2]
 
 
 @contextlib.asynccontextmanager
@@ -219,6 +193,39 @@ async def test_a_slow_call_does_not_stop_the_others_and_nothing_after_it_is_conf
         async with paying(client, seen):
             assert (await paid(us, 30))[0] == (0, 1)
         assert again[0] == 0
+
+
+async def test_effects_that_are_killed_handle_every_call_and_the_model_takes_each_once(
+    bus_directory: Path, tmp_path: Path
+) -> None:
+    handled = tmp_path / "handled"
+    handled.touch()
+    async with shop(bus_directory), esp.init(dir=bus_directory) as us:
+        orders = await us.publisher(f"{URL}/Orders", ORDER)
+        for n in range(300):
+            await orders.inject([(n, n)])
+        processes = [await paying_process(bus_directory, handled) for _ in range(2)]
+        try:
+            for part in (1, 2, 3):
+                await until(lambda: len(handled.read_text().split()) > 50 * part)  # noqa: B023
+                for process in processes[-2:]:
+                    process.kill()
+                    await process.wait()
+                    processes.append(await paying_process(bus_directory, handled))
+            assert await paid(us, 300) == [(n, 1) for n in range(300)]
+        finally:
+            for process in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+    assert len(set(handled.read_text().split())) == 300
+
+
+async def paying_process(directory: Path, handled: Path) -> asyncio.subprocess.Process:
+    """An effect in a process of its own, which notes each call that it handles."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.integration.shops", str(directory), str(handled), cwd=ROOT
+    )
 
 
 async def test_an_effect_rides_out_a_bus_that_fails(bus_directory: Path) -> None:

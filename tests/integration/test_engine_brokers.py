@@ -13,6 +13,7 @@ import pytest
 import esp_pubsub as esp
 from tests.integration.engines import TRADE, Totals, outputs, trades, until
 from tests.integration.rabbit import HOST
+from tests.integration.shops import Shop
 from tests.support.kafka import Kafka
 from tests.support.rabbitmq import RabbitMQ
 
@@ -140,3 +141,24 @@ async def test_an_engine_that_is_started_again_takes_up_its_windows(opens: Opens
                 async with client.publisher(f"{url}/Trades", TRADE) as source:
                     await feed(source, range(last - 19, last + 1))
                 await received.have(last)
+
+
+async def test_what_a_model_wants_done_is_done_and_its_commands_are_answered(opens: Opens, url: str) -> None:
+    async def pay(call: esp.Call) -> tuple[int]:
+        return (1,)
+
+    async with opens() as client, opens() as us, opens() as worker:
+        engine = await client.engine(Shop(), url)
+        await leads(engine)
+        working = asyncio.ensure_future(esp.effect(worker, f"{url}/Calls", f"{url}/Outcomes", pay, group="payments"))
+        try:
+            for n in range(1, 21):
+                answers = await us.call(f"{url}/Orders", [(n, n)], answers=f"{url}/Answers", timeout=20)
+                assert answers[0][1] == n
+            await until(lambda: engine.stats.lines[2].on_bus == 20)
+            if us.bus.capabilities.requests:
+                assert await us.ask(url, 7) == (1, 40)
+                await us.quiesce(url)
+        finally:
+            working.cancel()
+            await asyncio.wait([working])
