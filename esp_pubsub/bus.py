@@ -82,6 +82,10 @@ class Capabilities:
     """The bus is also an `Elections`, with these; the first is what groups have that name none."""
     logs: bool = False
     """The bus is also a `Logs`."""
+    brief_groups: bool = False
+    """Without `groups`: feeds may have a group, whose queue is gone a minute after its last reader, with what it
+    holds. An engine reads such a queue; nobody else is offered it.
+    """
     replays_with: str = ""
     """Without `replay`: the setting with which this bus has it, for those who are refused."""
 

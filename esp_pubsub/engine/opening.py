@@ -234,7 +234,7 @@ async def _is_passed_over(orders: Bus, order_on: str, start: Start, block: Poiso
 def _kind_of_order(model: Model, buses: Buses, options: EngineOptions) -> str:
     """The kind of order that this model needs, or is asked to have. NotOffered where the buses have no log for it."""
     reads, orders = buses.reads.capabilities, buses.orders.capabilities
-    if not reads.replay and not reads.groups:
+    if not (reads.replay or reads.groups or reads.brief_groups):
         raise NotOffered(
             "an engine reads a log, or a queue that keeps what nobody has read; this bus has neither: set "
             f"{reads.replays_with or 'a mode that has one'}",

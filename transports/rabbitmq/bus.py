@@ -73,7 +73,7 @@ class RabbitBus:
             requests=True, catalog=False,
             max_message_bytes=largest if streams is None else min(largest, streams.max_message_bytes),
             elections=("token", "presence") if streams is None else (), logs=streams is None,
-            replays_with="mode=stream",
+            brief_groups=link.options.kind == "direct", replays_with="mode=stream",
         )  # fmt: skip
         self._theirs = False  # somebody else made the exchange, in another way that will do
         self._asker = requests.Asker(link)
@@ -158,8 +158,6 @@ class RabbitBus:
             return reader
         if not isinstance(start, str):
             raise BusRefused(f"{topic}: a queue keeps nothing to begin with {start}: start is latest")
-        if group is not None and not self.capabilities.groups:
-            raise BusRefused("groups have durable queues: set buspersistence = true")
         feed = RabbitFeed(self, topic) if group is None else GroupFeed(self, topic, group)
         try:
             await feed.open()

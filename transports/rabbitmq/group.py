@@ -4,6 +4,8 @@ The broker hands messages to one reader at a time, and what that one did not ack
 old order. What is stored with the position is a retained value, written before the acknowledgement, on the channel that
 reads: a broker that has given the group to somebody else has closed it. So a broker short of memory or disk, which
 reads nothing from who writes, holds confirming back too: it waits, while what was handed over can be read.
+
+In mode direct the queue is bounded, and is gone some time after its last reader: such a group is for engines.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("esp_pubsub.rabbitmq")
 PERSISTENT = {"delivery_mode": 2}
 POISONED = 100
+_EXPIRES = 60_000  # milliseconds without a reader after which a brief group's queue is gone
 
 
 class GroupFeed(RabbitFeed):
@@ -42,6 +45,7 @@ class GroupFeed(RabbitFeed):
     def __init__(self, bus: RabbitBus, topic: str, group: str, *, limited: bool = False) -> None:
         """`limited`: its quorum queue has a limit of deliveries, or none because a broker before 4.0 made it."""
         super().__init__(bus, topic)
+        self._brief = bus.capabilities.brief_groups
         self._limited = limited
         self._group = group
         self._queue = quoted(f"{group}@{topic}")
@@ -69,6 +73,9 @@ class GroupFeed(RabbitFeed):
     @property
     def _arguments(self) -> dict[str, Any]:
         found: dict[str, Any] = {"x-single-active-consumer": True}
+        if self._brief:
+            bytes_held = self._link.options.queuesize
+            return found | {"x-expires": _EXPIRES, "x-max-length-bytes": bytes_held, "x-overflow": "drop-head"}
         if self._link.options.quorum:
             found["x-queue-type"] = "quorum"
             if self._link.version(self._purpose) >= (4, 0) and not self._limited:
