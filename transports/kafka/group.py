@@ -113,10 +113,21 @@ class Membership(ConsumerRebalanceListener):
         if changes != self.changes:  # another reader may have stored more since
             raise BusUnavailable(f"group {self.group!r} on {self._at.topic} was given anew meanwhile")
         with words(f"storing the position of group {self.group} on {self._at.topic}"):
-            async with asyncio.timeout(self._link.timeout):
-                await consumer.commit({self._at: OffsetAndMetadata(position, text)})
+            try:
+                async with asyncio.timeout(self._link.timeout):
+                    await consumer.commit({self._at: OffsetAndMetadata(position, text)})
+            except (TimeoutError, asyncio.CancelledError):
+                _see_to_commits()
+                raise
         if changes != self.changes:
             raise BusUnavailable(f"group {self.group!r} on {self._at.topic} was given anew meanwhile")
         self.stored, self._state_key = (position, text), key
         if old:
             await self._bus.forget(self._name, old)
+
+
+def _see_to_commits() -> None:
+    """A commit that nobody waits for any more goes on in a task of aiokafka's, which nobody would ask how it ended."""
+    for task in asyncio.all_tasks():
+        if getattr(task.get_coro(), "__name__", "") == "_do_commit_offsets":
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -306,3 +307,31 @@ async def test_of_large_states_the_last_one_is_kept_and_the_others_are_let_go() 
     assert len(set(retained)) == 3
     await ours.store(client, 3, b"id", b"small")  # type: ignore[arg-type]
     assert forgotten == retained
+
+
+async def test_nobody_is_told_of_a_commit_that_fails_after_nobody_waits_for_it_any_more() -> None:
+    """aiokafka shields what it sends, so it goes on after its caller was cancelled."""
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+    fails = asyncio.Event()
+
+    async def _do_commit_offsets() -> None:
+        await fails.wait()
+        raise IllegalStateError("x")
+
+    class Shielding(Committing):
+        async def commit(self, offsets: dict[TopicPartition, Any]) -> None:
+            await asyncio.shield(_do_commit_offsets())
+
+    async def retain(*_: Any) -> None: ...
+
+    storing = asyncio.ensure_future(membership(retain, []).store(Shielding(), 1, b"id", b"s"))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    storing.cancel()
+    await asyncio.wait([storing])
+    fails.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gc.collect()
+    assert told == []
