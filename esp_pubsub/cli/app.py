@@ -225,6 +225,9 @@ def engine(  # noqa: PLR0913
         str | None, typer.Option(help="log, token ... or zookeeper://host:port; else the bus's own.")
     ] = None,
     run_number: Annotated[int | None, typer.Option("--run", min=0, help="A higher one begins anew.")] = None,
+    http: Annotated[
+        str | None, typer.Option(metavar="[HOST:]PORT", help="Show health, figures and windows there.")
+    ] = None,
     bus: Bus = "embedded",
     config: Config = None,
     set_: Set = None,
@@ -245,7 +248,7 @@ def engine(  # noqa: PLR0913
     async def job() -> None:
         options = EngineOptions(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
         place = engines.Place(url, elsewhere, bus, config, settings(set_ or []))
-        await (engines.check(model, place) if check else engines.run_engine(model, place, snapshots, options))
+        await (engines.check(model, place) if check else engines.run_engine(model, place, snapshots, options, http))
 
     run(job)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,10 @@ class Place:
     keys: Mapping[str, Any]
 
 
-async def run_engine(named: str, place: Place, snapshots: Path | None, options: EngineOptions) -> None:
-    """One member, until a signal comes or it fails."""
+async def run_engine(
+    named: str, place: Place, snapshots: Path | None, options: EngineOptions, http: str | None
+) -> None:
+    """One member, until a signal comes or it fails. `http`: where it shows its pages."""
     logging.getLogger("esp_pubsub").setLevel(logging.INFO)  # roles, in SAS's words
     model = load_model(named)
     async with (
@@ -49,10 +51,24 @@ async def run_engine(named: str, place: Place, snapshots: Path | None, options: 
         client.engine(model, place.url, windows=place.windows, snapshots=snapshots, options=options) as engine,
     ):
         try:
-            async with progress(_Line(engine)):
+            async with progress(_Line(engine)), _shown_at(http, engine):
                 await engine.wait()
         finally:
             say(_shown(engine))
+
+
+@asynccontextmanager
+async def _shown_at(place: str | None, engine: Engine) -> AsyncIterator[None]:
+    if place is None:
+        yield
+        return
+    from .. import http  # the extra
+    from ..engine import pages
+
+    host, port = http.place(place)
+    async with http.serve(pages.routes(engine), host=host, port=port) as bound:
+        say(f"health, figures and windows: http://{host}:{bound}/health /engine /windows /metrics")
+        yield
 
 
 class _Line:

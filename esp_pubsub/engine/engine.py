@@ -295,6 +295,13 @@ class Engine:
             last_snapshot=None if self._snapshots is None else self._snapshots.last,
         )  # fmt: skip
 
+    def counts(self) -> dict[str, tuple[str, int]] | None:
+        """What the model's method `counts()` says: of each window that it keeps, the kind, such as `copy`, and how many
+        rows it holds. None for a model that has no such method.
+        """
+        counts = self._steps.calls.counts
+        return None if counts is None else counts()
+
     async def aclose(self) -> None:
         """Take no more steps, let another member lead, and end. Bounded by `close_timeout`; twice is harmless.
 

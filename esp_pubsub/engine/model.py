@@ -60,8 +60,8 @@ class Calls:
     """It may ask for the time."""
     ask: Callable[[Any], Any] | None = None
     """Answers questions about its state."""
-    rowcount: Callable[[str], int] | None = None
-    """How many rows a window of its holds."""
+    counts: Callable[[], dict[str, tuple[str, int]]] | None = None
+    """Of each window that it keeps, the kind, such as `copy`, and how many rows it holds."""
 
 
 def model(
@@ -108,7 +108,7 @@ def calls_of(of: Any, model: Model) -> Calls:
     if isinstance(of, FunctionType):
         return Calls(of, None, model.timers)
     timer = of.timer if model.timers else None
-    return Calls(of.step, timer, model.timers, getattr(of, "ask", None), getattr(of, "rowcount", None))
+    return Calls(of.step, timer, model.timers, getattr(of, "ask", None), getattr(of, "counts", None))
 
 
 def _check_callable(declared: Any, name: str) -> None:

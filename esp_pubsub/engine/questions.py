@@ -199,8 +199,11 @@ class Questions:
     def _get(self, what: str, url: str) -> list[str]:
         if what != "rowcount":
             return names_below(self._topics, Address.parse(url))
-        count = self._steps.calls.rowcount
+        counts = self._steps.calls.counts
         window = Address.parse(url).require_window()[2]
-        if count is None:
-            raise NotOffered("this engine's model counts no rows: give it a method rowcount(window)")
-        return [str(count(window))]
+        if counts is None:
+            raise NotOffered("this engine's model counts no rows: give it a method counts()")
+        found = counts()
+        if window not in found:
+            raise NotOffered(f"this engine's model counts no rows of {window}; it does of {', '.join(found)}")
+        return [str(found[window][1])]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,16 @@ def test_a_model_that_fails_ends_the_command_with_the_block_named(model: Path, b
     assert esp(bus_directory, "pass-over", f"{url}2", block).returncode == 1
     passed = esp(bus_directory, "pass-over", url, block)
     assert (passed.returncode, "will be passed over" in passed.stderr) == (0, True), passed.stderr
+
+
+def test_a_member_shows_itself_where_it_is_told_to(model: Path, bus_directory: Path) -> None:
+    command = [*ESP, "engine", f"{model}:passes", "dfESP://a:1/p/q", "--http", "0", "--set", f"dir={bus_directory}"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as member:
+        try:
+            assert member.stderr is not None
+            place = next(found for line in member.stderr if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))[0]
+            with urllib.request.urlopen(f"{place}/health", timeout=30) as answer:
+                assert json.load(answer)["status"] == "ok"
+        finally:
+            member.terminate()
+            member.communicate(timeout=30)

@@ -25,8 +25,8 @@ class Asked(Totals):
             raise KeyError("nothing of that name")
         return {1, 2} if question == "a set" else self.totals.get(question, 0)
 
-    def rowcount(self, window: str) -> int:
-        return len(self.totals) if window == "Totals" else 0
+    def counts(self) -> dict[str, tuple[str, int]]:
+        return {"Totals": ("aggregate", len(self.totals)), "Trades": ("source", 0)}
 
 
 async def test_a_question_asked_after_a_block_sees_what_the_block_did(bus_directory: Path) -> None:

@@ -1,0 +1,105 @@
+"""The one HTTP server of the package (extra `http`): engines serve counts and health, applications their API.
+
+It listens on the loopback interface unless told otherwise, and then answers only requests that name this machine, so
+that no page in a browser can reach it under a name of its own. It only reads unless it was given a token: everything
+but GET and HEAD needs `Authorization: Bearer <token>`.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+
+from .errors import BusRefused, BusUnavailable, Closed, ConfigError, EspError, NoAnswer, NotInstalled
+
+try:
+    from aiohttp import web
+    from aiohttp.typedefs import Handler, Middleware
+except ImportError as e:
+    raise NotInstalled("the HTTP server needs aiohttp: pip install 'esp-pubsub[http]'", extra="http") from e
+
+_log = logging.getLogger("esp_pubsub.http")
+_LARGEST = 1 << 20  # bytes of a request's body
+_ENDING = 2.0  # seconds that requests under way have when the server ends
+_READS = ("GET", "HEAD")
+_STATUS = ((ConfigError, 400), (NoAnswer, 504), (BusUnavailable, 503), (BusRefused, 502), (Closed, 503))
+
+
+@asynccontextmanager
+async def serve(
+    routes: Iterable[web.RouteDef], *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
+) -> AsyncIterator[int]:
+    """Serve these routes while the context lasts; gives the port, which the system chooses where `port` is 0.
+
+    An EspError in a handler is an answer with its text; any other exception is one of status 500, and is logged.
+    ConfigError where this place cannot be listened on.
+    """
+    app = web.Application(middlewares=[_guard(host, token), _answer_errors], client_max_size=_LARGEST)
+    app.add_routes(routes)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_ENDING)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"{host}:{port} cannot be listened on: {error}") from None
+        bound = int(runner.addresses[0][1])
+        _log.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, bound)
+        yield bound
+    finally:
+        await runner.cleanup()
+
+
+def place(text: str) -> tuple[str, int]:
+    """Host and port of `PORT`, `HOST:PORT` or `[HOST]:PORT`. ConfigError for anything else."""
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"a place to listen on is PORT or HOST:PORT, such as 8080, not {text!r}")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _guard(host: str, token: str | None) -> Middleware:
+    at_home = _is_loopback(host)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if at_home and not _is_loopback((request.url.host or "").strip("[]")):
+            return _error(403, "this server answers requests to this machine only: ask localhost")
+        if request.method not in _READS:
+            if token is None:
+                return _error(403, "this server only reads: start it with a token")
+            given = request.headers.get("Authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+                return _error(401, "this needs the header Authorization: Bearer <token>")
+        return await handler(request)
+
+    return guard
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as answer:
+        return _error(answer.status, answer.reason) if answer.status >= 400 else answer
+    except EspError as error:
+        status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+        return _error(status, str(error))
+    except Exception:  # noqa: BLE001  # a fault in a handler ends no server
+        _log.exception("%s %s failed", request.method, request.path)
+        return _error(500, "this request failed; the server's log says why")
+
+
+def _error(status: int, text: str) -> web.Response:
+    return web.json_response({"error": text}, status=status)
