@@ -26,6 +26,7 @@ code acts on the class and the data, never on the text.
     |   +-- StepsDiffer        this member did something else than the others (.step, .ours, .theirs)
     |   +-- StateRefused       its state would come back from a snapshot different (.path)
     +-- BeginningDiffers       a member of an engine that is set up differently (.differences)
+    +-- Switched               the engine goes on with another version of the model (.version, .place)
     +-- InputLost              an engine cannot read its input, or its order, without a gap (.topic, .position)
     +-- NoGroup                confirm without a group
     +-- NothingStored          a group that has confirmed nothing, where start is none (.group)
@@ -178,6 +179,13 @@ class BeginningDiffers(EspError):
     """This member of an engine is set up differently from how the engine began."""
 
     differences: list[tuple[str, Any, Any]]
+
+
+class Switched(EspError):
+    """The engine goes on with another version of the model, from this place in its order; this member has ended."""
+
+    version: str
+    place: int
 
 
 class InputLost(EspError):

@@ -228,6 +228,7 @@ def engine(  # noqa: PLR0913
     http: Annotated[
         str | None, typer.Option(metavar="[HOST:]PORT", help="Show health, figures and windows there.")
     ] = None,
+    to: Annotated[str | None, typer.Option(metavar="VERSION", help="With switch: the version that is to run.")] = None,
     bus: Bus = "embedded",
     config: Config = None,
     set_: Set = None,
@@ -235,10 +236,15 @@ def engine(  # noqa: PLR0913
     """Run a model as one member of an engine, until a signal comes.
 
     Start it twice: one publishes what the model emits, and when it dies the other one goes on. The first signal hands
-    over.
+    over. `esp engine switch URL --to VERSION` has another version of the model go on with the same sequence.
     """
     from . import engine as engines
 
+    if model == "switch":
+        if to is None:
+            raise typer.BadParameter("switch needs --to VERSION")
+        at = engines.Place(url, {}, bus, config, settings(set_ or []))
+        run(lambda: engines.switch_version(at, to, run_number or 0))
     elsewhere = dict(_window(each) for each in window or [])
     given = {
         "buffer": buffer, "snapshot_every": snapshot_every, "election": election, "run": run_number,

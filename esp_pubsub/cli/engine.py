@@ -17,7 +17,7 @@ from ..engine.loading import load_model
 from ..engine.model import declared
 from ..engine.opening import Windows, log_of
 from ..engine.order import Poisoned
-from ..engine.order_topic import order_topic, pass_over
+from ..engine.order_topic import order_topic, pass_over, switch
 from ..events import PLAIN, Block
 from ..failover.accept import Accept
 from ..follower import read_to_end
@@ -132,6 +132,20 @@ async def pass_block_over(place: Place, block: str, run: int) -> None:
     async with init(place.bus, config=place.config, **place.keys) as client:
         await pass_over(await log_of(client.bus), topic, run, poisoned)
     say(f"block {poisoned.id} of source {poisoned.source:016x}, run {poisoned.run}, will be passed over")
+
+
+async def switch_version(place: Place, to: str, run: int) -> None:
+    """Write into the engine's order that this version of the model is to run."""
+    topic = order_topic(Address.parse(place.url).engine_control, run)
+    async with init(place.bus, config=place.config, **place.keys) as client:
+        before = await switch(await log_of(client.bus), topic, run, to)
+    if before == to:
+        say(f"version {to!r} runs already")
+        return
+    say(
+        f"written: members of version {before!r} leave what they have computed, and those of version {to!r} go on. If "
+        f"there are none yet, start them with the same snapshots; to take it back, switch to {before!r}"
+    )
 
 
 async def _held(client: Client, topic: str) -> list[Frame]:

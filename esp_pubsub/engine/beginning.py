@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgspec
@@ -123,21 +122,29 @@ def read_beginning(data: bytes, source: int, run: int) -> tuple[Beginning, int] 
         return None
 
 
-def check(ours: Beginning, began: Beginning) -> None:
-    """BeginningDiffers if a member that would begin like this is no member of the engine that began like that."""
-    differences = [
-        (name, mine, theirs) for name, mine in _facts(ours).items() if mine != (theirs := _facts(began).get(name))
-    ] + [(name, None, theirs) for name, theirs in _facts(began).items() if name not in _facts(ours)]
+def check(ours: Beginning, began: Beginning, *, switches: bool = False) -> None:
+    """BeginningDiffers if a member that would begin like this is no member of the engine that began like that.
+
+    `switches`: it has snapshots, and so it can be of a version to which a written order switches. Such a version may
+    also have other output windows.
+    """
+    switchable = ours.version != began.version and began.order == "written"
+    if switchable and switches:
+        began = replace(began, version=ours.version, outputs=ours.outputs)
+    mine, theirs = _facts(ours), _facts(began)
+    pairs = [(name, mine.get(name), theirs.get(name)) for name in mine | theirs]
+    differences = [(name, one, other) for name, one, other in pairs if one != other]
     if differences:
-        text = "; ".join(f"{name}: here {mine!r}, there {theirs!r}" for name, mine, theirs in differences)
+        text = "; ".join(f"{name}: here {one!r}, there {other!r}" for name, one, other in differences)
+        way_out = ", or give it snapshots= and switch to its version (esp engine switch)" if switchable else ""
         raise BeginningDiffers(
             f"the engine at this URL began with another model or other settings: {text}. Make them the same, take "
-            "another URL, or begin a new run on all members (run=..., --run)",
+            f"another URL, or begin a new run on all members (run=..., --run){way_out}",
             differences=differences,
         )
 
 
-def _facts(beginning: Beginning) -> Mapping[str, object]:
+def _facts(beginning: Beginning) -> dict[str, object]:
     """All but where the inputs begin, each by a name for people."""
     facts: dict[str, object] = {
         "version of the model": beginning.version,

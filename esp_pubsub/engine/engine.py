@@ -27,6 +27,7 @@ from ..errors import (
     InputLost,
     StepFailed,
     StepsDiffer,
+    Switched,
     WrongOrder,
 )
 from ..failover.group import Group
@@ -181,10 +182,38 @@ class Engine:
             _log.error("%s takes no further step: %s", self._group.membership.identity.name, error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.options.close_timeout):
-                    while any(line.m < line.outbox.last for line in self._lines):
-                        await self._changed.wait()
+                    await self._all_on_bus()
                     await self._group.hand_over()
             raise
+        except Switched as switched:
+            _log.warning("%s takes no further step: %s", self._group.membership.identity.name, switched)
+            await self._all_on_bus()
+            ends = await self._leave_state(switched)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.options.close_timeout):
+                    await self._group.hand_over()
+            raise ends from None
+
+    async def _all_on_bus(self) -> None:
+        while any(line.m < line.outbox.last for line in self._lines):
+            await self._changed.wait()
+
+    async def _leave_state(self, switched: Switched) -> Switched:
+        """Leave what the members of the other version begin with; returns what is to be said of it."""
+        why = "pass snapshots= with a directory"
+        if self._snapshots is not None:
+            try:
+                await self._snapshots.at_switch()
+            except EspError as error:
+                why = str(error)
+            else:
+                return switched
+        return Switched(
+            f"{switched}. It could leave no snapshot there ({why}). If no other member has left one, start a member of "
+            "its version again: it steps up to there, leaves a snapshot, and ends",
+            version=switched.version,
+            place=switched.place,
+        )
 
     # the group
 

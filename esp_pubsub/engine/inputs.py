@@ -24,6 +24,7 @@ from ..notices import Failure, Notice, Reconnected
 _READ_BLOCKS, _READ_BYTES = 1_000, 4 << 20
 _AHEAD_BLOCKS, _AHEAD_BYTES = 10_000, 64 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
+NEW_RUN = "begin a new run on all members (run=...)"
 
 
 def earliest(*since: float | None) -> float | None:
@@ -79,7 +80,7 @@ class LogReader:
 
     def _gone(self, broken: Break) -> InputLost:
         position = self.place.position
-        way_out = "begin a new run on all members (run=...)"
+        way_out = NEW_RUN
         if not broken.incarnation:
             way_out = f"keep more of the topic than a member may have to read again, and {way_out}"
         return InputLost(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from .._news import News
 from ..address import Address
-from ..bus import Bus, Logs, Message, Place
+from ..bus import Bus, Logs, Place
 from ..claims import Claims, find_election
 from ..encode import Encoder
 from ..errors import ConfigError, NotOffered
@@ -29,13 +29,13 @@ from .clock import Clock
 from .derived import DerivedOrder
 from .engine import Engine, Ordered, Plan
 from .inputs import LogInput, LogReader, QueueInput
-from .model import Model, calls_of, declared
+from .model import Model, declared
 from .options import EngineOptions
-from .order import Order, Poisoned
-from .order_topic import begin, order_topic, passed_over
-from .snapshot import NotASnapshot, Snapshot, sources_of
-from .snapshots import Named, Snapshots, newest
-from .state import Part, State
+from .order import Order, Poisoned, Version
+from .order_topic import begin, order_topic, read_ahead
+from .restoring import Restoring, Start
+from .snapshots import Named, Snapshots
+from .state import State
 from .stepping import Stepping
 from .steps import Reading, Steps
 from .written import WrittenOrder
@@ -92,17 +92,6 @@ async def log_of(bus: Bus) -> Bus:
     return await cast(Logs, bus).log()
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a member begins: at the engine's beginning, or at a snapshot."""
-
-    order: Order
-    order_place: Place
-    inputs: tuple[Place | None, ...]
-    """None for a queue."""
-    now: int = 0
-
-
 async def open_engine(
     of: Any, url: str, windows: Mapping[str, str] | None, buses: Buses, claims: Claims, home: Home,
     options: EngineOptions, snapshots: Path | None, notify: Callable[[Notice], None],
@@ -117,29 +106,28 @@ async def open_engine(
     await _claim(model, where, buses, claims, options)
     order_on = order_topic(control, options.run)
     ours = await _would_begin(model, kind, where, buses.reads, options)
-    begun, began, chain = await begin(buses.orders, order_on, ours, options.run)
+    begun, began, chain = await begin(buses.orders, order_on, ours, options.run, switches=snapshots is not None)
     lines = {window: _line(model, window, where, buses.writes, options) for window in model.outputs}
     steps = Steps(
         calls, [_reading(model, each, buses.reads, options) for each in began.inputs], lines,
         step_blocks=options.step_blocks, step_bytes=options.step_bytes, limits=options.limits,
     )  # fmt: skip
     topics, places = tuple(where.outputs.values()), tuple(each.place for each in began.inputs)
-    start = Start(Order(source_number(order_on), options.run, 1, chain), begun.following, places)
+    order = Order(source_number(order_on), options.run, 1, chain, Version(began.version))
+    numbered = list(zip(topics, [line for _, line in lines.values()], strict=True))
+    beginning, named = Start(order, begun.following, places), Named(order.source, chain, model.version)
+    restoring = Restoring(model, of, state, steps, numbered, beginning, buses.orders, order_on)
+    basis, start = await restoring.begin(kind, snapshots, named)
     kept = None
     if snapshots is not None and state is not None:
-        named = Named(start.order.source, chain, model.version)
-        numbered = list(zip(topics, [line for _, line in lines.values()], strict=True))
-        use = partial(_restore, model, state, steps, numbered, start, kind, buses.orders, order_on)
-        if (restored := await newest(snapshots, named, use)) is not None:
-            of, start = restored[1]
-        file = None if restored is None else restored[0]
-        kept = Snapshots(snapshots, named, model, of, state, steps, numbered, file, options.snapshot_every, notify)
+        kept = Snapshots(snapshots, named, model, basis, state, steps, numbered, options.snapshot_every, notify)
     setup = Setup(
-        topics, tuple(schema.text for schema in model.outputs.values()), "rows", elected.partition("://")[0], chain
-    )
-    order = partial(_order, kind, where, began.inputs, start, buses, order_on, notify)
+        topics, tuple(schema.text for schema in model.outputs.values()), "rows", elected.partition("://")[0], chain,
+        start.span.since,
+    )  # fmt: skip
+    ordered = partial(_order, kind, where, began.inputs, start, buses, order_on, notify)
     plan = Plan(
-        where.address, [*where.inputs.values(), *topics], steps, order, [line for _, line in lines.values()], setup,
+        where.address, [*where.inputs.values(), *topics], steps, ordered, [line for _, line in lines.values()], setup,
         control, elect, kept,
     )  # fmt: skip
     return Engine(home, buses.writes, plan, options, notify)
@@ -151,55 +139,6 @@ async def _claim(model: Model, where: Windows, buses: Buses, claims: Claims, opt
     for window, topic in where.outputs.items():
         await claims.schema(buses.writes, topic, model.outputs[window])
         await claims.run(buses.writes, topic, _source(topic, where), options.run)
-
-
-async def _restore(
-    model: Model, state: State, steps: Steps, lines: Sequence[tuple[str, Line]], start: Start, kind: str,
-    orders: Bus, order_on: str, snapshot: Snapshot, parts: Sequence[Part],
-) -> tuple[Any, Start]:  # fmt: skip
-    """Have a member stand where a snapshot was taken. NotASnapshot, and nothing is done, for one that does not fit."""
-    windows = [each.window for each in snapshot.inputs]
-    if [each.topic for each in snapshot.lines] != [topic for topic, _ in lines] or windows != [*model.inputs]:
-        raise NotASnapshot("it is of other windows")
-    try:
-        restored = state.restored(parts)
-    except Exception as e:  # noqa: BLE001  # a model's own restore() may raise anything
-        raise NotASnapshot(f"its state cannot be restored: {e!r}") from None
-    sources = [sources_of(each) for each in snapshot.inputs]
-    place = Place(snapshot.position, snapshot.incarnation)
-    order, following = start.order, start.order_place
-    if kind == "written" and snapshot.place > 1:
-        order = Order(order.source, order.run, snapshot.place, snapshot.chain)
-        following = Place(snapshot.position + 1, snapshot.incarnation)
-        if not await _stands(orders, order_on, place, order):
-            raise NotASnapshot(f"the entry at its place, {snapshot.place}, is no longer on {order_on}")
-    order.passed.update(snapshot.passed)
-    for reading, its, known in zip(steps.inputs, snapshot.inputs, sources, strict=True):
-        reading.accept.from_start, reading.accept.sources = its.from_start, known
-    for (_, line), at in zip(lines, snapshot.lines, strict=True):
-        line.begin_after(at.last, at.chain)
-    steps.go_on(calls_of(restored, model), snapshot.steps, snapshot.step_chain, dict(snapshot.marks))
-    steps.now = snapshot.now
-    for key, when in snapshot.timers:
-        steps.timers.set(key, when)
-    _log.info("restored from a snapshot at step %d, place %d", snapshot.steps, snapshot.place)
-    inputs = tuple(
-        None if each.position is None else Place(each.position, each.incarnation) for each in snapshot.inputs
-    )
-    return restored, Start(order, following, inputs, snapshot.now or 0)
-
-
-async def _stands(bus: Bus, topic: str, place: Place, order: Order) -> bool:
-    """Whether the last frame that counts stands where it was read."""
-    bounds = await bus.bounds(topic)
-    if bounds.incarnation != place.incarnation or not bounds.first <= place.position < bounds.end:
-        return False
-    feed = await bus.feed(topic, place, None)
-    try:
-        first = (await feed.read(1, 1))[0]
-        return isinstance(first, Message) and order.is_last(first.data)
-    finally:
-        await feed.aclose()
 
 
 def _order(
@@ -221,14 +160,15 @@ def _order(
     membership, reader = group.membership, LogReader(buses.orders, order_on, start.order_place, notify)
     return WrittenOrder(
         buses.orders, start.order, reader, read, stepping, Clock(start.now, asyncio.get_running_loop().time()), changed,
-        leads=lambda: membership.state == "active", notify=notify,
+        span=start.span, leads=lambda: membership.state == "active", notify=notify,
     )  # fmt: skip
 
 
 async def _is_passed_over(orders: Bus, order_on: str, start: Start, block: Poisoned) -> bool:
     """Whether an entry of an order that nobody else writes to passes this block over."""
-    order = Order(start.order.source, start.order.run, start.order.last, start.order.chain)
-    return block in await passed_over(orders, order_on, order, start.order_place)
+    order = start.order.copy()
+    await read_ahead(orders, order_on, order, start.order_place)
+    return block in order.passed
 
 
 def _kind_of_order(model: Model, buses: Buses, options: EngineOptions) -> str:

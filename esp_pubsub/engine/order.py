@@ -19,10 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from ..errors import BadFrame
+from ..errors import BadFrame, Switched
 from ..failover.chains import Chains
 from ..wire.frame import BODY_AT, ENTRY, MAP, Frame, Sealed, parse, seal
 
@@ -56,6 +58,73 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     takes: tuple[Taken, ...]
     passes: tuple[Poisoned, ...] = ()
     """Blocks on which the model raises, and which are to be passed over."""
+    switch: str | None = None
+    """From here on this version of the model runs. No step is taken, and no timer fires, on such an entry."""
+
+
+class Version(msgspec.Struct, frozen=True, array_like=True):
+    """Which version of the model runs, as the order says it up to some entry."""
+
+    name: str
+    since: int = 1
+    """The last frame of the entry that says so; 1 is the beginning."""
+    place: int = 1
+    """From where on it steps, with the state that the version before had there; 1: it began with the engine."""
+    before: Version | None = None
+    idle: bool = True
+    """No entry has come since but switches."""
+
+    def after(self, entry: Entry, last: int) -> Version:
+        """What runs after one more entry, whose last frame is this one.
+
+        A version that has done nothing when the next switch comes is as good as never named: so a switch to a version
+        that nobody has can be taken back, and what ran before goes on as if nothing had happened.
+        """
+        to, before = entry.switch, self.before
+        if to == self.name or (to is None and not self.idle):
+            return self
+        if to is None:
+            return replace(self, idle=False)
+        if not self.idle or before is None:
+            kept = None if before is None else replace(before, before=None)
+            return Version(to, last, last, replace(self, before=kept))
+        return replace(before if before.name == to else self, name=to, since=last)
+
+    def part(self, ours: str) -> Version | None:
+        """The version, this one or the one before, that a member of `ours` is of; None: it waits for a switch to it."""
+        return next((each for each in (self, self.before) if each is not None and each.name == ours), None)
+
+    def takes(self, version: str, place: int) -> bool:
+        """Whether members of this version may begin with a snapshot of a version at a place."""
+        if version == self.name and place >= self.place:
+            return True
+        return self.before is not None and (version, place) == (self.before.name, self.place)
+
+
+class Span(NamedTuple):
+    """Up to where a member of some version steps."""
+
+    version: str
+    since: int = 1
+    """See `Version.since`; of this version, even where another one took over."""
+    judged: int = 0
+    """The order was read up to this entry before the member began: what it says up to there is no news."""
+    end: int | None = None
+    """Where another version took over, if that is known already."""
+
+    def check(self, order: Order) -> None:
+        """Raise Switched if the version ends with what the order read last."""
+        if order.last == self.end or (order.last > self.judged and order.runs.name != self.version):
+            raise self.over(order.runs.name, order.last)
+
+    def over(self, version: str, place: int) -> Switched:
+        """The error for a member whose version is over, for this one goes on from this entry on."""
+        return Switched(
+            f"the engine runs version {version!r} of the model from entry {place} of its order on, and this member has "
+            f"version {self.version!r}",
+            version=version,
+            place=place,
+        )
 
 
 def next_entry(now: int, before: int | None, due: int | None, takes: Sequence[Taken]) -> Entry | None:
@@ -87,14 +156,15 @@ class Proposal:
 class Order:
     """The entries that count, in the order of the topic. `last` and `chain`: the last frame that counts."""
 
-    def __init__(self, source: int, run: int, last: int, chain: int) -> None:
-        """From after a frame that counts: the beginning, or the place of a snapshot."""
+    def __init__(self, source: int, run: int, last: int, chain: int, runs: Version = Version("")) -> None:  # noqa: B008
+        """From after a frame that counts: the beginning, or the place of a snapshot. `runs`: the version there."""
         self.source = source
         self.run = run
         self.last = last
         self.chain = chain
         self.passed: set[Poisoned] = set()
         """Blocks that some entry so far passes over."""
+        self.runs = runs
         self._chains = Chains(_KEPT)
         self._parts: list[bytes] = []  # of an entry that is not finished
         self._void = 0
@@ -134,7 +204,12 @@ class Order:
         except msgspec.MsgspecError:
             return None  # it counts, for everybody, and says nothing
         self.passed.update(entry.passes)
+        self.runs = self.runs.after(entry, frame.id)
         return entry
+
+    def copy(self) -> Order:
+        """One that stands at the same frame, to read ahead with."""
+        return Order(self.source, self.run, self.last, self.chain, self.runs)
 
     def is_last(self, data: bytes) -> bool:
         """Whether a message is the last frame that counts."""

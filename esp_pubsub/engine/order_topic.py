@@ -6,23 +6,26 @@ so that it outlives the topic's retention.
 A block that is passed over, because the model raises on it everywhere. A member that meets the exception looks in the
 order, up to its present end, for an entry that passes the block over. One that finds none takes no further step. So the
 operator writes the entry, and starts the members again: they step up to the block, find the entry, and go on after it.
+
+A switch to another version of the model. Members step up to that entry; those of the version before take a snapshot
+there, and leave once the bus has all that they computed. Those of the new version begin with it (restoring.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from ..bus import Bus, Place
-from ..errors import BusRefused, BusUnavailable, InputLost
+from ..errors import BusRefused, BusUnavailable, InputLost, NotOffered
 from ..follower import read_to_end
 from ..publisher import source_number
 from ..retained import retain_beginning, retained_beginning
 from ..wire.frame import Sealed, frames
 from .beginning import Beginning, Begun, check, is_entry, read_beginning
-from .order import Entry, Order, Poisoned
+from .order import Entry, Order, Poisoned, Version
 
 _WRITE_DEADLINE = 10.0  # seconds; the driver has a shorter one of its own
 _TRIES = 10
@@ -33,10 +36,11 @@ def order_topic(control_topic: str, run: int) -> str:
     return f"{control_topic}/order-{run}" if run else f"{control_topic}/order"
 
 
-async def begin(bus: Bus, topic: str, ours: Beginning, run: int) -> tuple[Begun, Beginning, int]:
+async def begin(bus: Bus, topic: str, ours: Beginning, run: int, *, switches: bool) -> tuple[Begun, Beginning, int]:
     """The beginning that counts, and its chain: the retained one, else the first on the order topic, else ours.
 
-    Raises BeginningDiffers if this member is not set up like it, and InputLost where there was one and it is gone.
+    Raises BeginningDiffers if this member is not set up like it (see `check`), and InputLost where there was one and it
+    is gone.
     """
     source = source_number(topic)
     while True:
@@ -45,7 +49,7 @@ async def begin(bus: Bus, topic: str, ours: Beginning, run: int) -> tuple[Begun,
         if begun is not None and (found := read_beginning(begun.message, source, run)) is not None:
             if value is None:
                 await retain_beginning(bus, topic, begun.encoded())
-            check(ours, found[0])
+            check(ours, found[0], switches=switches)
             return begun, *found
         if value is not None:
             raise BusRefused(f"what is retained as the beginning of {topic} cannot be read: was it another program?")
@@ -71,15 +75,7 @@ async def _first_entry(bus: Bus, topic: str, source: int, run: int) -> Begun | N
     return None
 
 
-async def passed_over(bus: Bus, topic: str, order: Order, place: Place) -> set[Poisoned]:
-    """The blocks that entries pass over, from this place on to the topic's present end. `order` stands there, and is
-    moved to the end.
-    """
-    await _read_on(bus, topic, order, place)
-    return order.passed
-
-
-async def _read_on(bus: Bus, topic: str, order: Order, place: Place) -> int:
+async def read_ahead(bus: Bus, topic: str, order: Order, place: Place) -> int:
     """Move an order from a place to the topic's present end; returns the latest time of the entries in between."""
     now = 0
     async with aclosing(read_to_end(bus, topic, place)) as reads:
@@ -96,21 +92,56 @@ async def pass_over(bus: Bus, topic: str, run: int, block: Poisoned) -> None:
     Raises BusRefused where there is no such engine, or its order has lost entries; BusUnavailable where others keep
     writing in between.
     """
+    await _say(bus, topic, run, lambda order, now: None if block in order.passed else Entry(now, (), (block,)))
+
+
+async def switch(bus: Bus, topic: str, run: int, to: str) -> str:
+    """Write an entry that switches to this version of the model, and read it back; returns the version that ran before,
+    which is this one if there was nothing to write. Raises as `pass_over` does, and NotOffered for a derived order.
+    """
+    before = to
+
+    def entry(order: Order, now: int) -> Entry | None:
+        nonlocal before
+        if order.runs.name == to:
+            return None
+        before = order.runs.name
+        return Entry(now, (), (), to)
+
+    await _say(bus, topic, run, entry, written=True)
+    return before
+
+
+async def _say(
+    bus: Bus, topic: str, run: int, entry: Callable[[Order, int], Entry | None], *, written: bool = False
+) -> None:
+    """Write the entry that is to follow all others, until one counts or there is none to write. `written`: it means
+    nothing in a derived order.
+    """
     source = source_number(topic)
     value = await retained_beginning(bus, topic)
     begun = None if value is None else Begun.decoded(value)
     found = None if begun is None else read_beginning(begun.message, source, run)
     if begun is None or found is None:
         raise BusRefused(f"no engine has begun on {topic}: is the URL, and the run, that of the engine?")
+    began, chain = found
+    if written and began.order != "written":
+        raise NotOffered(
+            "this engine takes the order of its one input, where a switch has no place: members step freely. Stop all "
+            "of them, and begin a new run from their last snapshot (--run, --repeat); or have a written order from the "
+            "beginning (--written-order)",
+            capability="switch",
+        )
     bounds = await bus.bounds(topic)
     if bounds.incarnation != begun.place.incarnation or begun.following.position < bounds.first:
         raise BusRefused(f"{topic} has lost entries: it cannot be told which one comes next")
+    proposal = None
     for _ in range(_TRIES):
-        order = Order(source, run, 1, found[1])
-        now = await _read_on(bus, topic, order, begun.following)
-        if block in order.passed:
+        order = Order(source, run, 1, chain, Version(began.version))
+        now = await read_ahead(bus, topic, order, begun.following)
+        if (proposal is not None and order.counts(proposal)) or (following := entry(order, now)) is None:
             return
-        proposal = order.propose(Entry(now, (), (block,)), bus.capabilities.max_message_bytes)
+        proposal = order.propose(following, bus.capabilities.max_message_bytes)
         await _write(bus, topic, proposal.frames, "the entry; try again")
     raise BusUnavailable(f"{topic}: no entry of ours came to count in {_TRIES} tries; try again", topic=topic)
 

@@ -16,7 +16,7 @@ import msgspec
 from ..errors import BadFrame
 from ..failover.accept import Accept, Source
 from ..wire.frame import Limits, parse
-from .order import Poisoned
+from .order import Poisoned, Version
 from .state import Part
 
 MAGIC = b"esp-pubsub snapshot 1\n"
@@ -87,6 +87,10 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     timers: list[tuple[str, int]]
     passed: list[Poisoned] = []
     """Blocks that entries up to its place pass over, and that may come yet."""
+    runs: Version | None = None
+    """The version that runs after its place: another one, if it was taken at a switch. None in derived order."""
+    kinds: dict[str, str] = {}
+    """What the fields of the state are, that are in slices: `dict` or `list`."""
 
 
 class NotASnapshot(ValueError):

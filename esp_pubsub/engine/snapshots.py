@@ -6,7 +6,8 @@ A snapshot is taken between two entries (in derived order: between two reads). I
     2. the copy was proven: a later block, built from the copy that the snapshot was compared with, agreed with the bus,
        or `every` seconds went by without output.
 
-Then it is marked, by a second rename. A standby may be ahead of the bus, a diverged one may be anywhere, and a model's
+One that is taken at a switch to another version of the model counts once the first is so: nothing comes after it. Then
+it is marked, by a second rename. A standby may be ahead of the bus, a diverged one may be anywhere, and a model's
 own `restore` may forget something: restored from such a state after all members died, nobody would have the blocks in
 between, or a wrong state would become the truth. So only marked files are restored, and only marked files push out
 older ones. A member that is found to differ withdraws what it marked.
@@ -32,7 +33,7 @@ from ..errors import Closed, EspError, StateRefused
 from ..failover.line import Line
 from ..notices import Failure, Notice
 from .model import Model, calls_of
-from .order import Poisoned
+from .order import Poisoned, Version
 from .snapshot import InputState, LineState, NotASnapshot, Snapshot, Writer, accept_state, read
 from .state import Part, State
 from .steps import Steps
@@ -44,6 +45,8 @@ _log = logging.getLogger("esp_pubsub.engine")
 _KEPT = 3
 _LOOK_EVERY = 0.1
 _BUFFER = 1 << 20
+_DISK_WAITS = 5.0  # seconds for which a member that ends waits for what it has begun to write
+_COMPARED_WITHIN = 10.0  # seconds in which it is known of the last blocks on the bus whether they are ours
 T = TypeVar("T")
 
 
@@ -57,6 +60,7 @@ class Standing(NamedTuple):
     inputs: tuple[tuple[int | None, int | None], ...]
     """Of each input, the position and the incarnation up to which it was taken."""
     passed: tuple[Poisoned, ...] = ()
+    runs: Version | None = None
 
 
 class Named(NamedTuple):
@@ -69,6 +73,11 @@ class Named(NamedTuple):
     def file(self, place: int, member: int) -> str:
         """The stem of a file."""
         return f"{self._engine}-{place:020d}-{member:016x}"
+
+    @staticmethod
+    def place(file: Path) -> int:
+        """The place in a file's name."""
+        return int(file.name.split("-")[1])
 
     def of(self, member: int) -> str:
         """What matches all files of a member."""
@@ -84,6 +93,17 @@ class Named(NamedTuple):
         return f"{self.order:016x}{self.beginning:08x}"
 
 
+class Basis(NamedTuple):
+    """What a member began with."""
+
+    model: Any
+    """The function or instance that steps."""
+    others: Sequence[LineState] = ()
+    """Lines that another version of the model had, and this one has not."""
+    file: Path | None = None
+    """The snapshot from which it was restored, if that was of its own version."""
+
+
 class Pending(NamedTuple):
     """A snapshot that does not count yet."""
 
@@ -91,6 +111,8 @@ class Pending(NamedTuple):
     lines: tuple[int, ...]
     step: int
     taken_at: float
+    last: bool
+    """It was taken at a switch: no later block of this member proves it."""
 
 
 class Snapshots:
@@ -101,25 +123,25 @@ class Snapshots:
         directory: Path,
         named: Named,
         model: Model,
-        at_work: Any,
+        basis: Basis,
         state: State,
         steps: Steps,
         lines: Sequence[tuple[str, Line]],
-        restored_from: Path | None,
         every: float,
         notify: Callable[[Notice], None],
     ) -> None:
-        """`at_work`: the function or instance that steps. `lines`: each with its topic."""
+        """`lines`: each with its topic."""
         self.last: float | None = None
         """When one of this member's counted last, in seconds since the epoch."""
         self._directory = directory
-        self._restored_from = restored_from
+        self._restored_from = basis.file
         self._named = named
         self._model = model
-        self._at_work = at_work
+        self._at_work = basis.model
         self._state = state
         self._steps = steps
         self._topics, self._lines = zip(*lines, strict=True)
+        self._others = basis.others
         self._every = every
         self._notify = notify
         self._member = secrets.randbits(63)
@@ -134,6 +156,7 @@ class Snapshots:
         self._ended = False
         self._wanted = -1  # a snapshot of this step or a later one
         self._asked: list[int] = []  # steps up to which somebody waits for one that counts
+        self._is_last = False  # the next one is taken at a switch
 
     async def run(self, stepping: Stepping, standing: Callable[[], Standing], leads: Callable[[], bool]) -> None:
         """Take one every so often, and mark it once it counts, until cancelled.
@@ -143,15 +166,19 @@ class Snapshots:
         try:
             while not stepping.is_torn or stepping.between.locked():
                 await asyncio.sleep(min(_LOOK_EVERY, self._every / 2))
-                if self._pending is not None:
-                    if self._counts(self._pending):
-                        await self._mark(self._pending)
+                if (pending := self._pending) is not None:
+                    if self._counts(pending):
+                        await self._mark(pending)
+                    elif pending.last and self._loop.time() >= pending.taken_at + _COMPARED_WITHIN:
+                        self._cannot_mark(pending, "whether the bus has the same blocks is no longer known")
                 elif self._is_asked or (
                     self._loop.time() >= self._next_at and self._steps.taken > max(0, self._taken_at_step)
                 ):
                     await self._take_if_wanted(stepping, standing, leads)
         finally:
             self.end()
+            if self._under_way is not None:
+                await asyncio.wait([self._under_way], timeout=_DISK_WAITS)
 
     def end(self) -> None:
         """No more are taken: whoever waits for one is told. `run` may have been cancelled before it began."""
@@ -182,6 +209,14 @@ class Snapshots:
             raise self._error
         self._wanted = max(self._wanted, step)
         return False
+
+    async def at_switch(self) -> None:
+        """This member takes no further step, and the bus has all its blocks: take one here, whatever was taken before,
+        and wait until it counts. Raises as `persist` does.
+        """
+        self._is_last, self._pending = True, None
+        self._taken_at_step = self._counted_step = -1
+        await self.persist()
 
     @property
     def _is_asked(self) -> bool:
@@ -232,7 +267,8 @@ class Snapshots:
             self._at_work = copy
             self._steps.calls = calls_of(copy, self._model)
         self._taken_at_step = self._steps.taken
-        return Pending(file, tuple(line.outbox.last for line in self._lines), self._steps.taken, self._loop.time())
+        lines = tuple(line.outbox.last for line in self._lines)
+        return Pending(file, lines, self._steps.taken, self._loop.time(), self._is_last)
 
     async def _write(self, file: Path, standing: Standing) -> Any:
         """Write all of it, a buffer at a time, while the loop has its turns; returns the copy."""
@@ -266,16 +302,16 @@ class Snapshots:
             lines=[
                 LineState(topic, line.outbox.last, line.outbox.chain)
                 for topic, line in zip(self._topics, self._lines, strict=True)
-            ],
+            ] + list(self._others),
             steps=steps.taken, step_chain=steps.chain, marks=list(steps.marks.items()), now=steps.now,
-            timers=steps.timers.items(), passed=list(standing.passed),
+            timers=steps.timers.items(), passed=list(standing.passed), runs=standing.runs, kinds=self._state.kinds,
         )  # fmt: skip
 
     def _counts(self, pending: Pending) -> bool:
         pairs = list(zip(self._lines, pending.lines, strict=True))
         if any(min(line.agreed, line.m) < last for line, last in pairs):
             return False
-        if any(min(line.agreed, line.m) > last for line, last in pairs):
+        if pending.last or any(min(line.agreed, line.m) > last for line, last in pairs):
             return True
         quiet = all(line.outbox.last == last for line, last in pairs)
         return quiet and self._loop.time() >= pending.taken_at + self._every
@@ -284,13 +320,19 @@ class Snapshots:
         self._pending = None
         try:
             await self._in_thread(_rename, pending.file, pending.file.with_suffix(".snapshot"))
-            self._counted_step, self.last = pending.step, time.time()
+            if pending.last == self._is_last:
+                self._counted_step = pending.step
+            self.last = time.time()
             await self._in_thread(self._rotate)
         except OSError as error:
-            _log.error("the snapshot %s cannot be marked: %s", pending.file.name, error)
-            self._error = EspError(f"the snapshot {pending.file.name} cannot be marked: {error}")
-            self._failures += 1  # whoever waits for it is told, unless it counts and only older ones cannot go
-            self._taken_at_step = self._counted_step  # and may ask for another one
+            self._cannot_mark(pending, str(error))
+        self._news.tell()
+
+    def _cannot_mark(self, pending: Pending, why: str) -> None:
+        _log.error("the snapshot %s cannot be marked: %s", pending.file.name, why)
+        self._error = EspError(f"the snapshot {pending.file.name} cannot be marked: {why}")
+        self._failures += 1  # whoever waits for it is told, unless it counts and only older ones cannot go
+        self._pending, self._taken_at_step = None, self._counted_step  # and may ask for another one
         self._news.tell()
 
     async def _in_thread(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -325,18 +367,14 @@ class Snapshots:
             self._restored_from.unlink(missing_ok=True)
 
 
-async def newest(
-    directory: Path, named: Named, use: Callable[[Snapshot, list[Part]], Awaitable[T]]
-) -> tuple[Path, T] | None:
-    """The newest snapshot that counts, and what `use` makes of it. It raises NotASnapshot for one that is of no use."""
+async def newest(directory: Path, named: Named, use: Callable[[Path, Snapshot, list[Part]], Awaitable[T]]) -> T | None:
+    """What `use` makes of the newest snapshot that counts. It raises NotASnapshot for one that is of no use."""
     for file in await asyncio.to_thread(named.files, directory, "snapshot"):
         try:
             snapshot, parts = read(await asyncio.to_thread(file.read_bytes))
             if (snapshot.order, snapshot.beginning) != (named.order, named.beginning):
                 raise NotASnapshot("it is of an engine that began otherwise")
-            if snapshot.version != named.version:
-                raise NotASnapshot(f"it is of version {snapshot.version!r} of the model, this is {named.version!r}")
-            return file, await use(snapshot, parts)
+            return await use(file, snapshot, parts)
         except (NotASnapshot, OSError) as error:
             _log.warning("the snapshot %s is passed over: %s", file.name, error)
     return None

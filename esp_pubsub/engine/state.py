@@ -6,13 +6,15 @@ compared; the member goes on with that copy, so that its next blocks prove it. A
 `restore(data)` says itself what its state is; then the copy is a new instance, as after a restart.
 
 A large dict or list is encoded a slice at a time, so that the loop has its turns.
+
+The state of another version of the model is handed to the model's `migrate(version, data)`, which returns its own.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -24,6 +26,7 @@ from uuid import UUID
 import msgspec
 
 from ..errors import ConfigError, StateRefused
+from .steps import line_of
 
 _SLICE = 2_000  # entries of a dict or a list
 _PLAIN = frozenset((int, float, str, bytes, bool, NoneType))  # their bytes say all of them, their type too
@@ -110,6 +113,40 @@ class State:
             raise ValueError(f"the state has no {', '.join(missing)}")
         return self._made(found)
 
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What the fields are, that are in slices: `dict` or `list`."""
+        return {name: field.container.__name__ for name, field in self._fields.items() if field.container is not None}
+
+    def migrated(self, version: str, kinds: Mapping[str, str], parts: Sequence[Part]) -> Any:
+        """The model that goes on with the state of another version, of which these are the parts. StateRefused where it
+        cannot.
+        """
+        if isinstance(self._fresh, FunctionType):
+            return self._fresh
+        data: Any = b"".join([part.body for part in parts])
+        if any(part.field for part in parts) or not parts:
+            data = _plain(kinds, parts)
+        if callable(migrate := getattr(self._fresh, "migrate", None)):
+            try:
+                data = migrate(version, data)
+            except Exception as e:  # whatever the user's own code raises
+                raise _not_migrated(self._kind, version, f"its migrate raised {e!r}{line_of(e)}") from e
+        try:
+            if self._own:
+                return self._restored_by_itself(data)
+            return self._made({name: self._fields[name].made(name, data[name]) for name in self._agreed(data)})
+        except Exception as e:  # whatever does not fit
+            raise _not_migrated(self._kind, version, f"{e}; {_MIGRATE}") from e
+
+    def _agreed(self, data: Any) -> Iterable[str]:
+        """The fields, if data has these and no others. ValueError else."""
+        names = data.keys() if isinstance(data, dict) else None
+        if names != self._fields.keys():
+            has = "no fields" if names is None else f"the fields {', '.join(map(str, names))}"
+            raise ValueError(f"it has {has}, and {self._kind.__name__} has {', '.join(self._fields)}")
+        return self._fields
+
     def _restored_by_itself(self, data: bytes) -> Any:
         model = copy.deepcopy(self._fresh)
         model.restore(data)
@@ -142,6 +179,14 @@ class _Field:
             return self.decode(body)
         (value.update if self.container is dict else value.extend)(self.decode(body))
         return value
+
+    def made(self, name: str, value: Any) -> Any:
+        """What this value is when it is of the field's type."""
+        if self.container is None:
+            return self.decode(_encode(value))
+        if not isinstance(value, self.container):
+            raise TypeError(f"{name} is a {type(value).__name__}, and declared as a {self.container.__name__}")
+        return self.extended(self.container(), _encode(list(value.items()) if isinstance(value, dict) else value))
 
     def copied(self, name: str, value: Any, seen: set[int]) -> Generator[Part, None, Any]:
         if self.container is None:
@@ -181,6 +226,25 @@ def _field(kind: type, name: str) -> _Field:
         raise ConfigError(
             f"no snapshot can be taken of {kind.__name__}: the type of its field {name} cannot be used ({e})"
         ) from None
+
+
+def _plain(kinds: Mapping[str, str], parts: Iterable[Part]) -> dict[str, Any]:
+    """The fields of another version's state, as what any msgpack is: numbers, texts, bytes, lists and dicts."""
+    found: dict[str, Any] = {name: {} if kind == "dict" else [] for name, kind in kinds.items()}
+    for name, body in parts:
+        value = msgspec.msgpack.decode(body)
+        if name not in kinds:
+            found[name] = value
+        elif kinds[name] == "dict":
+            found[name].update((_hashable(key), each) for key, each in value)
+        else:
+            found[name].extend(value)
+    return found
+
+
+def _hashable(key: Any) -> Any:
+    """Tuples became lists."""
+    return tuple(map(_hashable, key)) if isinstance(key, list) else key
 
 
 def _slices(value: Any) -> Iterator[list[Any]]:
@@ -245,6 +309,13 @@ def _compare_entries(path: str, ours: Any, theirs: Any, seen: set[int]) -> None:
             _compare(f"{path} key {key!r:.40}", key, its_key, seen)
         if type(value) not in _PLAIN:
             _compare(f"{path}[{key!r:.40}]", value, its_value, seen)
+
+
+_MIGRATE = "give the model migrate(version, data), which returns what its fields, or its restore(data), are to get"
+
+
+def _not_migrated(kind: type, version: str, why: str) -> StateRefused:
+    return StateRefused(f"{kind.__name__} cannot go on with the state of version {version!r}: {why}", path="")
 
 
 _SET = "a set has no order that is kept: use the keys of a dict"

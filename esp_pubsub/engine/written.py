@@ -24,8 +24,8 @@ from ..notices import Failure, Notice
 from ..wire.frame import frames
 from .clock import Clock
 from .inputs import LogInput, LogReader, Offer, QueueInput, earliest
-from .order import Entry, Order, Poisoned, Proposal, Taken, next_entry
-from .order_topic import passed_over
+from .order import Entry, Order, Poisoned, Proposal, Span, Taken, next_entry
+from .order_topic import read_ahead
 from .snapshots import Standing
 from .stepping import Stepping
 
@@ -54,12 +54,14 @@ class WrittenOrder:
         clock: Clock,
         changed: News,
         *,
+        span: Span,
         leads: Callable[[], bool],
         notify: Callable[[Notice], None],
     ) -> None:
         """`bus` has the order topic, `reader` reads it. `leads`: whether this member leads now. `changed` is told when
         that may be different.
         """
+        self._span = span
         self.clock = clock
         self._knows_time = False  # from a leader who lived when it said so, or from its own wall clock
         self._jumped = False  # to it, and that was not reported
@@ -92,7 +94,8 @@ class WrittenOrder:
         inputs = tuple(
             (each.taken, each.incarnation) if isinstance(each, LogInput) else (None, None) for each in self._inputs
         )
-        return Standing(*self._place, self._reader.place.incarnation, inputs, tuple(self._order.passed))
+        order = self._order
+        return Standing(*self._place, self._reader.place.incarnation, inputs, tuple(order.passed), order.runs)
 
     async def ends(self) -> Sequence[int | None]:
         """See `engine.Ordered`."""
@@ -145,6 +148,7 @@ class WrittenOrder:
                         async with self._stepping.whole():
                             await self._carry_out(entry)
                             self._place = order.last, order.chain, message.position
+                        self._span.check(order)
                     self._carried_out = order.last
                 self._read_to = self._reader.place.position
                 self._changed.tell()
@@ -153,6 +157,8 @@ class WrittenOrder:
 
     async def _carry_out(self, entry: Entry) -> None:
         self._advance(entry.now)
+        if entry.switch is not None:
+            return
         await self._stepping.tick(entry.now)
         for take in entry.takes:
             if not 0 <= take.input < len(self._inputs):
@@ -168,8 +174,8 @@ class WrittenOrder:
             return True
         last, chain, position = self._place
         ahead = Order(self._order.source, self._order.run, last, chain)
-        place = Place(position + 1, self._reader.place.incarnation)
-        return block in await passed_over(self._bus, self._reader.topic, ahead, place)
+        await read_ahead(self._bus, self._reader.topic, ahead, Place(position + 1, self._reader.place.incarnation))
+        return block in ahead.passed
 
     # what the one that leads does
 

@@ -154,6 +154,8 @@ class Membership:
             raise
 
     def _compare(self, said: Beat, now: float) -> None:
+        if said.setup.beginning == self.setup.beginning and said.setup.since != self.setup.since:
+            return  # it is of another version of the model: the order tells each of them whose is over
         if said.setup.topics == self.setup.topics and said.run != self.run:
             self._hear_positions(said)  # a higher run ends ours, a lower one is over
             return

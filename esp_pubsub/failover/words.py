@@ -29,6 +29,8 @@ class Setup:
     election: str
     beginning: int = 0
     """Of an engine: the chain of its beginning (engine/beginning.py)."""
+    since: int = 0
+    """Of an engine with a written order: the entry from which on the version runs that its members have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +114,11 @@ def read_word(data: bytes) -> Word | None:
         return None
 
 
-def _setup(topics: Any, schemas: Any, body: Any, election: Any, beginning: Any = 0) -> Setup:
-    setup = Setup(tuple(topics), tuple(schemas), body, election, beginning)
+def _setup(topics: Any, schemas: Any, body: Any, election: Any, beginning: Any = 0, since: Any = 0) -> Setup:
+    setup = Setup(tuple(topics), tuple(schemas), body, election, beginning, since)
     if (
         not isinstance(beginning, int)
+        or not isinstance(since, int)
         or not setup.topics
         or not all(isinstance(text, str) for text in (*setup.topics, *setup.schemas, body, election))
     ):

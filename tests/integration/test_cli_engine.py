@@ -114,3 +114,14 @@ def test_a_member_shows_itself_where_it_is_told_to(model: Path, bus_directory: P
         finally:
             member.terminate()
             member.communicate(timeout=30)
+
+
+def test_a_switch_says_what_it_wrote_and_what_is_to_be_done(model: Path, bus_directory: Path) -> None:
+    url = "dfESP://a:1/p/q"
+    assert esp(bus_directory, "engine", "switch", url).returncode == 2
+    assert esp(bus_directory, "engine", "switch", url, "--to", "2").returncode == 1  # there is no engine
+    assert esp(bus_directory, "pub", f"{url}/In", "id*:int64", "-", said="7\n").returncode == 0
+    assert esp(bus_directory, "engine", f"{model}:fails", url, "--written-order").returncode == 1
+    for says in ("members of version '' leave", "version '2' runs already"):
+        switched = esp(bus_directory, "engine", "switch", url, "--to", "2")
+        assert (switched.returncode, says in switched.stderr) == (0, True), switched.stderr

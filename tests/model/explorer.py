@@ -19,6 +19,7 @@ from types import FunctionType, MethodType
 from typing import Any, Protocol, TypeVar
 
 from esp_pubsub.encode import Encoder
+from esp_pubsub.engine.order import Version
 from esp_pubsub.schema import Schema
 from esp_pubsub.wire.frame import Limits
 
@@ -26,7 +27,19 @@ T = TypeVar("T")
 State = Hashable
 Moves = Iterable[tuple[str, Callable[[], State]]]
 
-_ATOMS = (int, float, str, bytes, frozenset, type(None), FunctionType, Schema, Encoder, Limits)  # nothing changes them
+_ATOMS = (
+    int,
+    float,
+    str,
+    bytes,
+    frozenset,
+    type(None),
+    FunctionType,
+    Schema,
+    Encoder,
+    Limits,
+    Version,
+)  # nothing changes
 _PLAIN = frozenset((int, float, str, bytes, bool, type(None)))
 
 
