@@ -148,26 +148,25 @@ async def test_subscribers_see_one_sequence_across_a_switch(bus_directory: Path,
 async def test_a_standby_finishes_a_switch_in_whose_middle_the_active_member_dies(
     bus_directory: Path, kept: Path
 ) -> None:
-    async with (
-        feeding(bus_directory) as source,
-        engine(bus_directory, One(), snapshots=kept, **SETTINGS) as a,
-        engine(bus_directory, One(), snapshots=kept, **SETTINGS) as b,
-        opening(bus_directory, Two(), kept) as c,
-    ):
+    async with feeding(bus_directory) as source, engine(bus_directory, One(), snapshots=kept, **SETTINGS) as a:
         a._group._senders[0].run = asyncio.Event().wait  # type: ignore[method-assign,assignment]  # it sends nothing
         await leads(a)
-        await feed(source, 1, 30)
-        await say(bus_directory, "2")
-        await until(lambda: a.stats.steps == b.stats.steps == 30)
-        assert b.stats.lines[0].on_bus == 0
-        a._task.cancel()  # type: ignore[union-attr]  # as if it were killed
-        assert (await ends(b)).version == "2"
-        async with asyncio.timeout(30):
-            two = await c
-        await feed(source, 31, 60)
-        await until(lambda: two.stats.steps == 60)
-        rows = await counts(bus_directory, "Counts", 60)
-        assert [count for _, _, count in rows] == [*range(1, 61)]
+        async with (
+            engine(bus_directory, One(), snapshots=kept, **SETTINGS) as b,
+            opening(bus_directory, Two(), kept) as c,
+        ):
+            await feed(source, 1, 30)
+            await say(bus_directory, "2")
+            await until(lambda: a.stats.steps == b.stats.steps == 30)
+            assert b.stats.lines[0].on_bus == 0
+            a._task.cancel()  # type: ignore[union-attr]  # as if it were killed
+            assert (await ends(b)).version == "2"
+            async with asyncio.timeout(30):
+                two = await c
+            await feed(source, 31, 60)
+            await until(lambda: two.stats.steps == 60)
+            rows = await counts(bus_directory, "Counts", 60)
+            assert [count for _, _, count in rows] == [*range(1, 61)]
 
 
 async def test_a_member_of_a_version_to_which_nobody_switched_waits_and_says_so(
