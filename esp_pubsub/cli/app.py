@@ -236,15 +236,21 @@ def engine(  # noqa: PLR0913
     """Run a model as one member of an engine, until a signal comes.
 
     Start it twice: one publishes what the model emits, and when it dies the other one goes on. The first signal hands
-    over. `esp engine switch URL --to VERSION` has another version of the model go on with the same sequence.
+    over. Instead of a MODEL: `esp engine status URL` shows how far it is, `esp engine stop URL` ends all members with a
+    last snapshot, `esp engine switch URL --to VERSION` has another version of the model go on with the same sequence.
     """
     from . import engine as engines
 
-    if model == "switch":
-        if to is None:
+    at = engines.Place(url, {}, bus, config, settings(set_ or []))
+    match model:
+        case "status":
+            run(lambda: engines.show_status(at))
+        case "stop":
+            run(lambda: engines.stop(at))
+        case "switch" if to is None:
             raise typer.BadParameter("switch needs --to VERSION")
-        at = engines.Place(url, {}, bus, config, settings(set_ or []))
-        run(lambda: engines.switch_version(at, to, run_number or 0))
+        case "switch":
+            run(lambda: engines.switch_version(at, str(to), run_number or 0))
     elsewhere = dict(_window(each) for each in window or [])
     given = {
         "buffer": buffer, "snapshot_every": snapshot_every, "election": election, "run": run_number,

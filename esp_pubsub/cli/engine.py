@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ from ..engine.order_topic import order_topic, pass_over, switch
 from ..events import PLAIN, Block
 from ..failover.accept import Accept
 from ..follower import read_to_end
+from ..requests import demand
 from ..testing import check_model
 from ..wire.frame import Frame
 from .running import counted, progress, say
 
 _A_DAY = 86_400_000_000  # microseconds
 _MOST = 10_000  # blocks of each input that a check looks at
+_ANSWERS, _STOPS = 10.0, 60.0  # seconds to wait for an engine's answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,38 @@ async def pass_block_over(place: Place, block: str, run: int) -> None:
     async with init(place.bus, config=place.config, **place.keys) as client:
         await pass_over(await log_of(client.bus), topic, run, poisoned)
     say(f"block {poisoned.id} of source {poisoned.source:016x}, run {poisoned.run}, will be passed over")
+
+
+async def stop(place: Place) -> None:
+    """Have all members stop, with a last snapshot of all that was sent."""
+    topic = Address.parse(place.url).engine_requests
+    async with init(place.bus, config=place.config, **place.keys) as client:
+        outcome = (await demand(client.requests(), topic, {"do": "stop"}, _STOPS))["answer"]
+    if outcome["snapshot"]:
+        say("stopped: the bus has all that was computed, and the last snapshot begins after it")
+    else:
+        say(f"stopped: the bus has all that was computed. There is no last snapshot: {outcome['why']}")
+
+
+async def show_status(place: Place) -> None:
+    """How far the member is that leads, and what its snapshots still need of the inputs and of the order."""
+    topic = Address.parse(place.url).engine_requests
+    async with init(place.bus, config=place.config, **place.keys) as client:
+        status = (await demand(client.requests(), topic, {"do": "status"}, _ANSWERS))["answer"]
+    trouble = ", cannot read all of its input" if status["hindered"] else ""
+    print(f"{status['role']}{trouble}, term {status['term']}, {counted(status['steps'], 'step')}")
+    for at, (taken, end) in enumerate(status["inputs"], 1):
+        print(f"input {at}: a queue" if end is None else f"input {at}: at {taken:,} of {end:,}, {end - taken:,} behind")
+    for window, given, on_bus, waiting in status["lines"]:
+        print(f"output {window}: {given:,} computed, {on_bus:,} on the bus, {waiting:,} wait")
+    if status["needed"] is None:
+        print("no snapshot counts: a restart reads everything from the beginning")
+        return
+    if status["last_snapshot"] is not None:
+        print(f"this member's last snapshot counted {time.time() - status['last_snapshot']:,.0f} s ago")
+    order, *inputs = status["needed"]
+    needed = ", ".join("a queue" if at is None else f"{at:,}" for at in inputs)
+    print(f"the snapshots that are kept need the inputs from {needed} on, and the order from {order:,} on")
 
 
 async def switch_version(place: Place, to: str, run: int) -> None:

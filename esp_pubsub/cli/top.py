@@ -1,7 +1,7 @@
 """`esp top`: what flows, who leads and who led before, read from the bus alone.
 
 Rates and ids come from the headers of what is published, the rest from what members say on their groups' control
-topics. There only the active speaks, so a standby is seen once it has claimed to lead.
+topics: beats of who leads, and every two seconds a word of each that stands by.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ..bus import Bus, Message, Place, Start
 from ..errors import BadFrame, BusRefused, BusUnavailable
 from ..events import moment
 from ..failover.ballot import Ballot
-from ..failover.words import Claim, read_word
+from ..failover.line import Position
+from ..failover.words import Claim, Pulse, StandBy, read_word
 from ..follower import Follower, before_end
 from ..wire.frame import BLOCK, Frame, parse
 from .look import is_published_to
@@ -36,11 +37,12 @@ _CAUGHT_UP = 10.0  # seconds that the first picture waits for what was there bef
 _BACK = 10_000  # messages of a control topic from before, a quarter of an hour
 _MESSAGES, _BYTES = 1_000, 4 << 20
 _PUBLISHES = 10.0  # seconds after its last block for which a publisher counts
-_SILENT = 3.0  # seconds after its last beat for which the active counts as alive
+_SILENT = 6.0  # seconds after its last word for which a member counts as alive
 _MEMBERS, _SWITCHES = 4, 10
 _CONTROL = "/M/F/"
 
-Role = Literal["active", "handed over", "fell silent", "claims", "standby"]
+Role = Literal["active", "handed over", "fell silent", "claims", "standby", "catching up"]
+_SPEAK: tuple[Role, ...] = ("active", "standby", "catching up")  # as long as they live
 
 
 class Topic:
@@ -79,8 +81,11 @@ class Member:
     role: Role
     term: int
     at: int
-    given: int | None = None
-    settled: int | None = None
+    positions: Sequence[Position] = ()
+    eligible: bool = False
+    """It stands by, and could lead."""
+    pulse: Pulse | None = None
+    """Of an engine."""
 
 
 class Switch(NamedTuple):
@@ -96,6 +101,8 @@ class Control:
 
     def __init__(self, group: str, switches: deque[Switch]) -> None:
         self.topic: str | None = None
+        self.topics: list[str] = []
+        """Of each line."""
         self._group = group
         self._switches = switches
         self._election = ""
@@ -115,14 +122,20 @@ class Control:
         nonce, name = said.identity.nonce, _plain(said.identity.name)
         if said.run > self._run:
             self._begin(said.run)
-        if isinstance(said, Claim):
+        if isinstance(said, StandBy):
+            standing: Role = "standby" if said.eligible else "catching up"
+            self._spoke(
+                nonce,
+                Member(name, standing, said.term, frame.sent_at, said.positions, said.eligible, said.pulse),
+            )
+        elif isinstance(said, Claim):
             leads = self._ballot.claim(said.term, nonce, said.saw_nonce, said.saw_number)
             self._spoke(nonce, Member(name, "claims" if leads else "standby", said.term, frame.sent_at))
         elif self._ballot.beat(said.term, nonce, said.number, resigns=said.resigns):
             self.topic, self._election = _plain(said.setup.topics[0]), _plain(said.setup.election)
+            self.topics = [_plain(topic) for topic in said.setup.topics]
             role: Role = "handed over" if said.resigns else "active"
-            first = said.positions[0]
-            self._leads(nonce, Member(name, role, said.term, frame.sent_at, first.given, first.settled))
+            self._leads(nonce, Member(name, role, said.term, frame.sent_at, said.positions, False, said.pulse))
 
     def _leads(self, nonce: int, member: Member) -> None:
         if self._led is not None and self._led[0] != nonce:
@@ -143,14 +156,39 @@ class Control:
         """A line for each member, first who spoke last."""
         rows = []
         for member in reversed(self._members.values()):
-            silent = member.role == "active" and time.time() - member.at / 1e6 > _SILENT
+            silent = member.role in _SPEAK and time.time() - member.at / 1e6 > _SILENT
             ids = ["", "", ""]
-            if member.given is not None and member.settled is not None:
-                ids = [f"{member.given:,}", f"{member.settled:,}", f"{max(0, member.given - member.settled):,}"]
+            if member.positions:
+                first = member.positions[0]
+                ids = [f"{first.given:,}", f"{first.settled:,}", f"{max(0, first.given - first.settled):,}"]
             role = "silent" if silent else member.role
             rows.append([self._group, str(self._run), self._election, member.name, role, str(member.term), *ids,
                          _ago(member.at)])  # fmt: skip
         return rows
+
+    def engine_rows(self) -> list[list[str]]:
+        """Of an engine's group, a line for each member that speaks: steps, output windows, its last snapshot."""
+        rows = []
+        for member in reversed(self._members.values()):
+            if member.pulse is None or time.time() - member.at / 1e6 > _SILENT:
+                continue
+            lines = ", ".join(
+                f"{topic.split('/')[-2]} {at.given:,} ({max(0, at.given - at.settled):,} wait)"
+                for topic, at in zip(self.topics, member.positions, strict=False)
+            )
+            snapshot = _ago(member.pulse.snapshot) if member.pulse.snapshot else "none"
+            name = self._group.removeprefix("engine/")
+            rows.append([name, member.name, member.role, f"{member.pulse.taken:,}", lines, snapshot])
+        return rows
+
+    @property
+    def warning(self) -> str | None:
+        """What is wrong with the group, if somebody leads it."""
+        now = time.time()
+        speaking = [member for member in self._members.values() if now - member.at / 1e6 <= _SILENT]
+        if any(member.role == "active" for member in speaking) and not any(member.eligible for member in speaking):
+            return f"{self._group}: no standby could take over now"
+        return None
 
 
 class _Past:
@@ -308,6 +346,8 @@ class Top:
         topics = _table("topic", ">held", ">blocks/s", ">events/s", ">MB/s", ">publishers", ">last id", ">run", ">sent")
         groups = _table("group", ">run", "election", "member", "role", ">term", ">given", ">on bus", ">waiting",
                         ">heard")  # fmt: skip
+        engines = _table("engine", "member", "role", ">steps", "output windows", ">last snapshot")
+        warnings: list[str] = []
         switches = _table("failover (UTC)", "group", "from", "why", "to", ">term", ">behind id", ">pause")
         shown = {name for name, seen in self._seen.items() if isinstance(seen, Topic)}
         for name, seen in sorted(self._seen.items()):
@@ -316,14 +356,18 @@ class Top:
             elif seen.topic in shown or not self._windows:
                 for row in seen.rows():
                     groups.add_row(*row)
+                for row in seen.engine_rows():
+                    engines.add_row(*row)
+                if seen.warning is not None:
+                    warnings.append(seen.warning)
         for group, old, new in reversed(self._switches):
             switches.add_row(
                 f"{moment(0, new.at):%H:%M:%S.%f}"[:-3], group, old.name, old.role, new.name, str(new.term),
-                f"{new.settled:,}", f"{(new.at - old.at) / 1e6:.2f} s",
+                f"{new.positions[0].settled:,}", f"{(new.at - old.at) / 1e6:.2f} s",
             )  # fmt: skip
         troubles = [f"{name or 'the list of topics'}: {text}" for name, text in sorted(self._troubles.items())]
-        tables = [table for table in (topics, groups, switches) if table.row_count or table is topics]
-        return Group(*tables, *troubles)
+        tables = [table for table in (topics, groups, engines, switches) if table.row_count or table is topics]
+        return Group(*tables, *warnings, *troubles)
 
     async def _held(self, name: str) -> str:
         if not self._bus.capabilities.replay or name in self._troubles:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from .._news import News
-from .._tasks import first_error
+from .._tasks import first_error, run_until_one_ends
 from ..address import Address
 from ..bus import Bus
 from ..errors import (
@@ -38,7 +38,7 @@ from ..failover.words import Beat, Pulse, Setup, Word
 from ..notices import Failure, Notice, Reconnected
 from ..sender import Sender
 from .options import EngineOptions, EngineStats, LineStats
-from .questions import Questions, Quiet
+from .questions import Questions, Quiet, Stopping
 from .snapshots import Snapshots, Standing
 from .stepping import Stepping
 from .steps import Mark, Steps
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("esp_pubsub.engine")
 _LOOK_EVERY = 0.05  # seconds, where nothing else happens
+_ANSWER_LEAVES = 0.2  # seconds in which the answer to whoever stopped the engine gets out
 
 
 class Ordered(Protocol):
@@ -81,6 +82,10 @@ class Ordered(Protocol):
 
     async def run(self) -> None:
         """Take steps until cancelled. Raises what ends this member."""
+
+
+class Stopped(EspError):
+    """All members of the engine are to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +139,11 @@ class Engine:
         self._group.membership.hindered_since = lambda: order.hindered_since
         self._stepping = stepping
         self._snapshots = plan.snapshots
+        self._stopping = Stopping()
         self._questions = Questions(
-            writes, plan.address, plan.topics, order, stepping, plan.lines, plan.snapshots, lambda: self.stats
-        )
+            writes, plan.address, plan.topics, order, stepping, plan.lines, plan.snapshots, self._stopping,
+            lambda: self.stats,
+        )  # fmt: skip
         self._task: asyncio.Task[None] | None = None
         self._stepper: asyncio.Task[None] | None = None
         self._closed = False
@@ -165,6 +172,9 @@ class Engine:
                     tasks.create_task(self._snapshots.run(self._stepping, lambda: order.standing, self._leads))
         except ExceptionGroup as errors:
             error = first_error(errors)
+            if isinstance(error, Stopped):
+                _log.warning("%s ends: %s", self._group.membership.identity.name, error)
+                return
             self._fail(error)
             if self._snapshots is not None and isinstance(error, InputDiffers | StepsDiffer):
                 await self._snapshots.withdraw()
@@ -177,7 +187,8 @@ class Engine:
         be the last member that can.
         """
         try:
-            await self._order.run()
+            await run_until_one_ends(self._order.run(), self._until_stopped())
+            await self._stop()
         except (StepFailed, InputLost) as error:
             _log.error("%s takes no further step: %s", self._group.membership.identity.name, error)
             with suppress(TimeoutError):
@@ -193,6 +204,30 @@ class Engine:
                 async with asyncio.timeout(self.options.close_timeout):
                     await self._group.hand_over()
             raise ends from None
+
+    async def _until_stopped(self) -> None:
+        """Wait until all members are to stop, and for the end of the entry at hand."""
+        await self._stopping.is_asked.wait()
+        await self._stepping.between.acquire()
+
+    async def _stop(self) -> None:
+        """Leave a snapshot of all that the bus has, and tell the other members to stop. Raises Stopped."""
+        self._stepping.between.release()
+        await self._all_on_bus()
+        kept, why = False, "it has no snapshots"
+        if self._snapshots is not None:
+            try:
+                await self._snapshots.at_switch()
+                kept = True
+            except EspError as error:
+                why = str(error)
+        self._stopping.is_said = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.options.close_timeout):
+                await self._stopping.is_heard.wait()
+        self._stopping.outcome.set_result({"snapshot": kept, "why": "" if kept else why})
+        await asyncio.sleep(_ANSWER_LEAVES)
+        raise Stopped(f"the engine at {self.address} was stopped" + ("" if kept else f", without a snapshot: {why}"))
 
     async def _all_on_bus(self) -> None:
         while any(line.m < line.outbox.last for line in self._lines):
@@ -218,21 +253,27 @@ class Engine:
     # the group
 
     def _pulse(self) -> Pulse:
-        """What beats say of this member while it leads."""
+        """What this member says of itself, most of all while it leads."""
         step, chain = self._steps.mark
-        return Pulse(self._order.now(), step, chain)
+        snapshot = 0 if self._snapshots is None else round((self._snapshots.last or 0) * 1e6)
+        return Pulse(self._order.now(), step, chain, self._steps.taken, snapshot, self._stopping.is_said)
 
     def _hear(self, said: Word) -> None:
-        """Another member leads: what it says of time and steps. Raises StepsDiffer."""
+        """Another member leads: what it says of time and steps. Raises StepsDiffer, and Stopped if all are to stop."""
         membership = self._group.membership
         if not isinstance(said, Beat) or said.pulse is None or said.run != membership.run:
             return
-        if said.identity.nonce != membership.identity.nonce:
-            now, step, chain = said.pulse
-            if self._group.others_lead():  # it does now; else it did, when it wrote what is read here
-                self._order.heard(now)
-            if step:
-                self._steps.compare(Mark(step, chain))
+        pulse = said.pulse
+        if said.identity.nonce == membership.identity.nonce:
+            if pulse.stops:
+                self._stopping.is_heard.set()
+            return
+        if self._group.others_lead():  # it does now; else it did, when it wrote what is read here
+            self._order.heard(pulse.now)
+            if pulse.stops:
+                raise Stopped(f"the engine at {self.address} was stopped")
+        if pulse.step:
+            self._steps.compare(Mark(pulse.step, pulse.chain))
 
     def _acked(self, line: Line, id: int) -> None:
         self._group.acked(line, id)
@@ -253,7 +294,8 @@ class Engine:
     # for the user
 
     async def wait(self) -> None:
-        """Wait until this member has ended: it returns after `aclose`, and raises what else ended it.
+        """Wait until this member has ended: it returns after `aclose`, or when the whole engine was stopped, and raises
+        what else ended it.
 
         StepFailed: the model raised. InputDiffers: this member computed another block than the others. Stale: a higher
         run began. InputLost: what it has still to read is gone. Others may go on without it.

@@ -12,6 +12,7 @@ blocks, steps. So whoever leads by then can answer, and a request that comes twi
     {do: quiesce}                           what the inputs hold now is stepped on, and what came of it is on the bus
     {do: persist}                           a snapshot counts that was taken from now on
     {do: status}                            how far this member is
+    {do: stop}                              all members stop; the one that leads leaves a snapshot of all it sent
     {get: ..., url: ...}                    projects, queries, windows, rowcount
 """
 
@@ -56,6 +57,18 @@ class Quiet(msgspec.Struct, frozen=True, array_like=True):
     """The last block of each output window that came of that, once it is known."""
 
 
+class Stopping:
+    """How far the stop of a whole engine is, on the member that leads it."""
+
+    def __init__(self) -> None:
+        self.is_asked = asyncio.Event()
+        self.is_said = False
+        """To all members, from now on."""
+        self.is_heard = asyncio.Event()
+        """That was read back."""
+        self.outcome: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+
 class Questions:
     """Answers for one member."""
 
@@ -68,6 +81,7 @@ class Questions:
         stepping: Stepping,
         lines: Sequence[Line],
         snapshots: Snapshots | None,
+        stopping: Stopping,
         stats: Callable[[], EngineStats],
     ) -> None:
         """`bus` is that of the output windows, `topics` are those of all windows."""
@@ -79,6 +93,7 @@ class Questions:
         self._steps = stepping.steps
         self._lines = lines
         self._snapshots = snapshots
+        self._stopping = stopping
         self._stats = stats
 
     async def run(self, leads: Callable[[], bool], changed: News) -> None:
@@ -140,10 +155,13 @@ class Questions:
             case {"do": "persist"}:
                 return await self._persist(said.get("mark"))
             case {"do": "status"}:
-                return {"answer": self._status()}
+                return {"answer": await self._status()}
+            case {"do": "stop"}:
+                self._stopping.is_asked.set()
+                return {"answer": await asyncio.shield(self._stopping.outcome)}
             case {"get": str(what), "url": str(url)}:
                 return {"answer": self._get(what, url)}
-        raise NotOffered("an engine answers ask, get, and do: persist, quiesce, status; this is none of them")
+        raise NotOffered("an engine answers ask, get, and do: persist, quiesce, status, stop; this is none of them")
 
     async def _ask(self, question: Any, after: Any) -> Answer:
         asked = self._steps.calls.ask
@@ -188,12 +206,14 @@ class Questions:
             return {"answer": True}
         return {"later": step}
 
-    def _status(self) -> Answer:
+    async def _status(self) -> Answer:
         stats = self._stats()
+        needed = None if self._snapshots is None else await self._snapshots.needed()
         return {
-            "role": stats.role, "term": stats.term, "steps": stats.steps, "positions": stats.positions,
-            "hindered": stats.hindered, "last_snapshot": stats.last_snapshot,
+            "role": stats.role, "term": stats.term, "steps": stats.steps, "hindered": stats.hindered,
+            "inputs": list(zip(stats.positions, await self._order.ends(), strict=True)),
             "lines": [(line.window, line.given, line.on_bus, line.waiting_blocks) for line in stats.lines],
+            "last_snapshot": stats.last_snapshot, "needed": needed,
         }  # fmt: skip
 
     def _get(self, what: str, url: str) -> list[str]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from hashlib import blake2b
-from typing import Any
+from os import SEEK_CUR
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -119,6 +120,18 @@ class Writer:
     def _said(self, piece: bytes) -> bytes:
         self._digest.update(piece)
         return piece
+
+
+def read_head(file: BinaryIO) -> Snapshot:
+    """Everything but the state, of a file that need not be whole. NotASnapshot for anything else."""
+    try:
+        if file.read(len(MAGIC)) != MAGIC:
+            raise NotASnapshot("it is no snapshot of this version of esp-pubsub")
+        name, size = _LENGTHS.unpack(file.read(_LENGTHS.size))
+        file.seek(name, SEEK_CUR)
+        return cast(Snapshot, _decode(file.read(size)))
+    except (msgspec.MsgspecError, struct.error) as e:
+        raise NotASnapshot(f"it cannot be read: {e}") from None
 
 
 def read(data: bytes) -> tuple[Snapshot, list[Part]]:

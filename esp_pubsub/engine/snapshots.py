@@ -34,7 +34,7 @@ from ..failover.line import Line
 from ..notices import Failure, Notice
 from .model import Model, calls_of
 from .order import Poisoned, Version
-from .snapshot import InputState, LineState, NotASnapshot, Snapshot, Writer, accept_state, read
+from .snapshot import InputState, LineState, NotASnapshot, Snapshot, Writer, accept_state, read, read_head
 from .state import Part, State
 from .steps import Steps
 
@@ -210,6 +210,17 @@ class Snapshots:
         self._wanted = max(self._wanted, step)
         return False
 
+    async def needed(self) -> list[int | None] | None:
+        """From where on the order, and then each input, is read again by the oldest snapshot that is kept; None for a
+        queue. None if there is no snapshot that counts.
+        """
+        files = await asyncio.to_thread(self._named.files, self._directory, "snapshot")
+        for file in reversed(files[:_KEPT]):
+            with suppress(OSError, NotASnapshot):
+                head = await asyncio.to_thread(_head, file)
+                return [head.position, *(each.position for each in head.inputs)]
+        return None
+
     async def at_switch(self) -> None:
         """This member takes no further step, and the bus has all its blocks: take one here, whatever was taken before,
         and wait until it counts. Raises as `persist` does.
@@ -378,6 +389,11 @@ async def newest(directory: Path, named: Named, use: Callable[[Path, Snapshot, l
         except (NotASnapshot, OSError) as error:
             _log.warning("the snapshot %s is passed over: %s", file.name, error)
     return None
+
+
+def _head(file: Path) -> Snapshot:
+    with file.open("rb") as handle:
+        return read_head(handle)
 
 
 def _create(file: Path) -> None:

@@ -9,17 +9,19 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from ..backoff import Backoff
 from ..bus import Break, Bus, Pipe, Place, Start
 from ..errors import BusUnavailable
 from ..follower import Follower, before_end
 from ..wire.frame import frames
-from .words import Beat, Word, read_word
+from .words import Beat, StandBy, Word, read_word
 
 _BACK = 256  # messages before the end with which a newcomer begins
 _PAUSE = 0.05
 _POSITION_EVERY = 1.0
+_STANDS_BY_EVERY = 2.0
 _WRITE_DEADLINE = 10.0  # the driver has a shorter one of its own
 
 
@@ -122,6 +124,14 @@ class Control:
                 except BusUnavailable:
                     self._spoke_in, self._spoke_at = said.term, loop.time()
             await asyncio.sleep(max(0.0, self._spoke_at + _POSITION_EVERY - loop.time()))
+
+    async def mention(self, standing_by: Callable[[], StandBy]) -> None:
+        """Write this every few seconds, first after as long, until cancelled. Trouble with it is nobody's."""
+        while True:
+            await asyncio.sleep(_STANDS_BY_EVERY)
+            said = standing_by()
+            with suppress(BusUnavailable):
+                await self._write(frames([said.sealed(self._source)], 0, time.time_ns() // 1000, said.term))
 
     async def _write(self, message: list[bytes]) -> None:
         """Through a pipe that is dropped after any trouble, a cancelled write included."""

@@ -146,6 +146,8 @@ class Group:
                 await run_all(*[sender.run() for sender in self._senders])
             case "say position":
                 await self._control.repeat(partial(self.membership.beat, self.membership.term, resigns=False))
+            case "say standing by":
+                await self._control.mention(self.membership.standing_by)
         self._news.tell()
 
     # what happens

@@ -29,7 +29,7 @@ from typing import Literal
 
 from ..errors import Closed, EspError
 from .line import Line, Position
-from .words import Beat, Identity, Pulse, Setup, differences
+from .words import Beat, Identity, Pulse, Setup, StandBy, differences
 
 Role = Literal["standby", "candidate", "active", "left"]
 State = Literal["standby", "candidate", "elected", "active", "left"]
@@ -37,7 +37,7 @@ Event = Literal[
     "eligible", "ineligible", "elected", "won", "lost", "suspended", "stalled", "hindered", "synced", "handed over",
     "leave"
 ]  # fmt: skip
-Activity = Literal["follow", "campaign", "catch up", "watch", "send", "say position"]
+Activity = Literal["follow", "campaign", "catch up", "watch", "send", "say position", "say standing by"]
 
 TABLE: dict[tuple[State, Event], State] = {
     ("standby", "eligible"): "candidate",
@@ -67,8 +67,8 @@ RESIGNS: set[tuple[State, Event]] = {
     ("active", "handed over"),
 }
 ACTIVITIES: dict[State, tuple[Activity, ...]] = {
-    "standby": ("follow",),
-    "candidate": ("follow", "campaign"),
+    "standby": ("follow", "say standing by"),
+    "candidate": ("follow", "campaign", "say standing by"),
     "elected": ("follow", "catch up", "watch"),
     "active": ("send", "watch", "say position"),
     "left": (),
@@ -388,6 +388,12 @@ class Membership:
         positions = tuple(line.position for line in self.lines)
         pulse = None if self.pulse is None else self.pulse()
         return Beat(self.setup, self.identity, self.run, term, number, positions, resigns, pulse)
+
+    def standing_by(self) -> StandBy:
+        """What this member says while it does not lead."""
+        positions = tuple(line.position for line in self.lines)
+        pulse = None if self.pulse is None else self.pulse()
+        return StandBy(self.identity, self.run, self.term, self.eligible, positions, pulse)
 
 
 def _never() -> float | None:

@@ -1,4 +1,5 @@
-"""What members of a group write to their control topic: beats and claims. Pure: bytes to words and back.
+"""What members of a group write to their control topic: beats, claims, and that they stand by. Pure: bytes to words and
+back.
 
 A beat is the sign of life of a leader. It says what all members must have in common, who speaks, and how far each line
 is. A claim is the wish of a member to lead the next term of a log election (ballot.py). What members say of their setup
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import BadFrame, ConfigError
-from ..wire.frame import BEAT, CLAIM, Sealed, parse
+from ..wire.frame import BEAT, CLAIM, STANDBY, Sealed, parse
 from ..wire.maps import read_map, seal_map
 from .line import Position
 
@@ -45,11 +46,17 @@ class Identity:
 
 
 class Pulse(NamedTuple):
-    """What the leader of an engine also says: its time, and its step chain at the last step that is compared."""
+    """What a member of an engine also says: its time, and its step chain at the last step that is compared."""
 
     now: int
     step: int
     chain: int
+    taken: int = 0
+    """How many steps it has taken."""
+    snapshot: int = 0
+    """When a snapshot of its counted last, in microseconds since the epoch; 0 for none."""
+    stops: bool = False
+    """The leader says: all members are to stop here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,22 +97,46 @@ class Claim:
         return seal_map(CLAIM, values, source=source, run=self.run)
 
 
-Word = Beat | Claim
-T = TypeVar("T", Identity, Beat, Claim)
+@dataclass(frozen=True, slots=True)
+class StandBy:
+    """A member that does not lead is there. It is for people: no member acts on it."""
+
+    identity: Identity
+    run: int
+    term: int
+    eligible: bool
+    """It could lead: it lacks nothing of what the bus holds."""
+    positions: tuple[Position, ...]
+    pulse: Pulse | None = None
+
+    def sealed(self, source: int) -> Sealed:
+        """As a frame of the control topic."""
+        values = {
+            "identity": asdict(self.identity), "eligible": self.eligible, "positions": self.positions,
+            "pulse": self.pulse,
+        }  # fmt: skip
+        return seal_map(STANDBY, values, source=source, run=self.run)
+
+
+Word = Beat | Claim | StandBy
+T = TypeVar("T", Identity, Beat, Claim, StandBy)
 
 
 def read_word(data: bytes) -> Word | None:
     """What a message of the control topic says; None for anything else, which has no voice there."""
     try:
         frame = parse(data)
-        if frame.kind not in (BEAT, CLAIM):
+        if frame.kind not in (BEAT, CLAIM, STANDBY):
             return None
         values = read_map(frame)
         identity = _sound(Identity(**values.pop("identity")))
         if frame.kind == CLAIM:
             return _sound(Claim(identity=identity, run=frame.run, term=frame.term, **values))
-        setup = _setup(**values.pop("setup"))
         positions = tuple(_position(*each) for each in values.pop("positions"))
+        if frame.kind == STANDBY:
+            pulse = _pulse(values.pop("pulse", None))
+            return _sound(StandBy(identity, frame.run, frame.term, positions=positions, pulse=pulse, **values))
+        setup = _setup(**values.pop("setup"))
         if len(positions) != len(setup.topics):
             raise TypeError("not one position for each line")
         pulse = _pulse(values.pop("pulse", None))

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import esp_pubsub as esp
-from tests.integration.engines import MODEL, URL, Totals, engine, feed, feeding, leads, trades, until
+from esp_pubsub.requests import demand
+from tests.integration.engines import MODEL, URL, Outputs, Totals, engine, feed, feeding, leads, trades, until
 
 
 @esp.model(**MODEL, version="1")
@@ -149,4 +150,43 @@ async def test_a_project_with_several_engines_is_not_quiesced_as_one(bus_directo
         async with esp.init(dir=bus_directory) as us:
             project = URL.rpartition("/")[0]
             with pytest.raises(esp.RequestRefused, match="has several engines: name a contquery of"):
-                await esp.client.demand(us.requests(), "local:5555/M", {"do": "quiesce", "url": project}, 5)
+                await demand(us.requests(), "local:5555/M", {"do": "quiesce", "url": project}, 5)
+
+
+async def test_an_engine_that_is_stopped_ends_on_all_members_and_goes_on_where_it_was(
+    bus_directory: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    async with feeding(bus_directory) as source, esp.init(dir=bus_directory) as us:
+        async with (
+            engine(bus_directory, Asked(), snapshots=kept) as a,
+            engine(bus_directory, Asked(), snapshots=kept) as b,
+        ):
+            await until(lambda: "active" in (a.stats.role, b.stats.role))
+            await feed(source, range(1, 101))
+            await source.flush()
+            await us.quiesce(URL)
+            assert (await stopped(us)) == {"snapshot": True, "why": ""}
+            async with asyncio.timeout(10):
+                await a.wait()
+                await b.wait()
+            assert a.stats.role == b.stats.role == "left"
+        await feed(source, range(101, 151))
+        async with engine(bus_directory, Asked(), snapshots=kept) as again:
+            assert again.stats.steps == 100
+            await leads(again)
+            await Outputs(bus_directory).to(150)
+
+
+async def test_a_stop_is_for_those_who_are_there(bus_directory: Path) -> None:
+    async with esp.init(dir=bus_directory) as us, feeding(bus_directory) as source:
+        for last in (10, 20):
+            async with engine(bus_directory, Asked()) as a:
+                await leads(a)
+                await feed(source, range(last - 9, last + 1))
+                assert (await stopped(us))["why"] == "it has no snapshots"
+                await a.wait()
+
+
+async def stopped(client: esp.Client) -> Any:
+    return (await demand(client.requests(), "local:5555/M/E/p/q", {"do": "stop"}, 30))["answer"]
