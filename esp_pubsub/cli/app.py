@@ -228,6 +228,9 @@ def engine(  # noqa: PLR0913
     http: Annotated[
         str | None, typer.Option(metavar="[HOST:]PORT", help="Show health, figures and windows there.")
     ] = None,
+    repeat: Annotated[
+        bool, typer.Option("--repeat", help="Begin a new run with the last snapshot of the run before.")
+    ] = False,
     to: Annotated[str | None, typer.Option(metavar="VERSION", help="With switch: the version that is to run.")] = None,
     bus: Bus = "embedded",
     config: Config = None,
@@ -254,7 +257,7 @@ def engine(  # noqa: PLR0913
     elsewhere = dict(_window(each) for each in window or [])
     given = {
         "buffer": buffer, "snapshot_every": snapshot_every, "election": election, "run": run_number,
-        "order": "written" if written_order else None,
+        "order": "written" if written_order else None, "repeat": repeat,
     }  # fmt: skip
 
     async def job() -> None:

@@ -59,6 +59,8 @@ class Beginning:
     python: str
     machine: str
     packages: dict[str, str]
+    basis: bytes = b""
+    """The digest of the snapshot of an earlier run with which it begins; empty where it begins with its inputs."""
 
     def sealed(self, source: int, run: int) -> Sealed:
         """As entry 1."""

@@ -24,7 +24,10 @@ from ..notices import Failure, Notice, Reconnected
 _READ_BLOCKS, _READ_BYTES = 1_000, 4 << 20
 _AHEAD_BLOCKS, _AHEAD_BYTES = 10_000, 64 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
-NEW_RUN = "begin a new run on all members (run=...)"
+NEW_RUN = (
+    "begin a new run on all members (run=..., --run); with repeat=True, or --repeat, it begins with the last snapshot, "
+    "and what came after that is emitted again"
+)
 
 
 def earliest(*since: float | None) -> float | None:

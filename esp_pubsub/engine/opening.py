@@ -23,6 +23,7 @@ from ..failover.outbox import Outbox
 from ..failover.words import Setup
 from ..notices import Notice
 from ..publisher import source_number
+from ..retained import retained_beginning
 from ..writer import BlockWriter
 from .beginning import Beginning, Input, Output, platform_here
 from .clock import Clock
@@ -33,6 +34,7 @@ from .model import Model, declared
 from .options import EngineOptions
 from .order import Order, Poisoned, Version
 from .order_topic import begin, order_topic, read_ahead
+from .repeating import repeats
 from .restoring import Restoring, Start
 from .snapshots import Named, Snapshots
 from .state import State
@@ -98,14 +100,18 @@ async def open_engine(
 ) -> Engine:  # fmt: skip
     """A member that is ready to start."""
     model, calls = declared(of)
+    if options.repeat and snapshots is None:
+        raise ConfigError("repeat is given, and no snapshots to begin with: pass snapshots= with their directory")
     state = None if snapshots is None else State(of)
     where = Windows(model, url, windows or {})
     kind = _kind_of_order(model, buses, options)
     control = where.address.engine_control
     elected, elect = await find_election(buses.writes, options.election, control)
-    await _claim(model, where, buses, claims, options)
-    order_on = order_topic(control, options.run)
+    order_on, engine = order_topic(control, options.run), source_number(control)
     ours = await _would_begin(model, kind, where, buses.reads, options)
+    if snapshots is not None and await retained_beginning(buses.orders, order_on) is None:
+        ours = await repeats(ours, snapshots, engine, options.run, repeat=options.repeat)
+    await _claim(model, where, buses, claims, options)
     begun, began, chain = await begin(buses.orders, order_on, ours, options.run, switches=snapshots is not None)
     lines = {window: _line(model, window, where, buses.writes, options) for window in model.outputs}
     steps = Steps(
@@ -115,8 +121,9 @@ async def open_engine(
     topics, places = tuple(where.outputs.values()), tuple(each.place for each in began.inputs)
     order = Order(source_number(order_on), options.run, 1, chain, Version(began.version))
     numbered = list(zip(topics, [line for _, line in lines.values()], strict=True))
-    beginning, named = Start(order, begun.following, places), Named(order.source, chain, model.version)
-    restoring = Restoring(model, of, state, steps, numbered, beginning, buses.orders, order_on)
+    beginning = Start(order, begun.following, places)
+    named = Named(engine, options.run, order.source, chain, model.version)
+    restoring = Restoring(model, of, state, steps, numbered, began, beginning, buses.orders, order_on)
     basis, start = await restoring.begin(kind, snapshots, named)
     kept = None
     if snapshots is not None and state is not None:

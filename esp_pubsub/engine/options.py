@@ -17,6 +17,8 @@ class EngineOptions:
 
     run: int = 0
     """The output begins anew with a higher run (for example 20261118), from the input as it is then."""
+    repeat: bool = False
+    """A new run begins with the last snapshot of the run before: what came after that is emitted again."""
     buffer: int = 10_000
     """Blocks of each output window that a member may have computed and the bus does not hold yet."""
     buffer_bytes: int = 64 << 20

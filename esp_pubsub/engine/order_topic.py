@@ -25,6 +25,7 @@ from ..publisher import source_number
 from ..retained import retain_beginning, retained_beginning
 from ..wire.frame import Sealed, frames
 from .beginning import Beginning, Begun, check, is_entry, read_beginning
+from .inputs import NEW_RUN
 from .order import Entry, Order, Poisoned, Version
 
 _WRITE_DEADLINE = 10.0  # seconds; the driver has a shorter one of its own
@@ -66,8 +67,7 @@ async def _first_entry(bus: Bus, topic: str, source: int, run: int) -> Begun | N
                     continue
                 if read_beginning(data, source, run) is None:
                     raise InputLost(
-                        f"{topic} has lost its first entry, and no beginning is retained: begin a new run on all "
-                        "members (run=...)",
+                        f"{topic} has lost its first entry, and no beginning is retained: {NEW_RUN}",
                         topic=topic,
                         position=position,
                     )

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ..bus import Bus, Message, Place
-from ..errors import BusUnavailable, InputLost
+from ..errors import BusUnavailable, InputLost, StateRefused
 from ..failover.line import Line
+from .beginning import Beginning
 from .inputs import NEW_RUN
 from .model import Model, calls_of
 from .order import Order, Span, Version
 from .order_topic import read_ahead
+from .repeating import earlier
 from .snapshot import NotASnapshot, Snapshot, sources_of
 from .snapshots import Basis, Named, newest
 from .state import Part, State
@@ -59,6 +61,7 @@ class Restoring:
     steps: Steps
     lines: Sequence[tuple[str, Line]]
     """Each with its topic."""
+    began: Beginning
     beginning: Start
     orders: Bus
     order_on: str
@@ -76,15 +79,41 @@ class Restoring:
         if found is not None:
             return found
         if kind == "derived":
-            return Basis(self.fresh), self.beginning
+            return await self._from_the_beginning(directory, named, self.beginning.span)
         if self._ahead is None:
             await self._read_ahead(self.beginning.order, self.beginning.order_place)
         part = self._part
         if part is not None and part.place == 1 and (directory is not None or part is self._runs):
-            return Basis(self.fresh), replace(self.beginning, span=self._span)
+            return await self._from_the_beginning(directory, named, self._span)
         if directory is None:
             raise self._span.over(self._runs.name, self._runs.place)
         return await self._wait(directory, named)
+
+    async def _from_the_beginning(self, directory: Path | None, named: Named, span: Span) -> Begins:
+        """That may be with a snapshot of an earlier run."""
+        start = replace(self.beginning, span=span)
+        if not self.began.basis:
+            return Basis(self.fresh), start
+        snapshot, parts = await earlier(directory, named.engine, named.run, self.began.basis)
+        try:
+            restored = self._restored(snapshot, parts)
+            known = {each.window: (each.incarnation, each.from_start, sources_of(each)) for each in snapshot.inputs}
+        except NotASnapshot as e:
+            raise StateRefused(f"the snapshot with which this run began is of no use: {e}", path="") from None
+        for reading, input in zip(self.steps.inputs, self.began.inputs, strict=True):
+            incarnation, from_start, sources = known.get(input.window, (None, True, {}))
+            if incarnation == input.incarnation:  # else it is another topic, and its sources begin anew
+                reading.accept.from_start, reading.accept.sources = from_start, sources
+        self.steps.go_on(calls_of(restored, self.model), 0, 0, {})
+        self._take_up(snapshot, start.order)
+        _log.info("the run begins with a snapshot of an earlier one, at its step %d", snapshot.steps)
+        return Basis(restored), replace(start, now=snapshot.now or 0)
+
+    def _take_up(self, snapshot: Snapshot, order: Order) -> None:
+        order.passed.update(snapshot.passed)
+        self.steps.now = snapshot.now
+        for key, when in snapshot.timers:
+            self.steps.timers.set(key, when)
 
     async def _wait(self, directory: Path, named: Named) -> Begins:
         """Until the order switches to this version, and the version before has left a snapshot there."""
@@ -182,7 +211,6 @@ class Restoring:
             raise NotASnapshot("it is of other windows")
         sources = [sources_of(each) for each in snapshot.inputs]
         restored = self._restored(snapshot, parts)
-        start.order.passed.update(snapshot.passed)
         steps = self.steps
         for reading, its, known in zip(steps.inputs, snapshot.inputs, sources, strict=True):
             reading.accept.from_start, reading.accept.sources = its.from_start, known
@@ -190,9 +218,7 @@ class Restoring:
             if (at := lines.get(topic)) is not None:
                 line.begin_after(at.last, at.chain)
         steps.go_on(calls_of(restored, self.model), snapshot.steps, snapshot.step_chain, dict(snapshot.marks))
-        steps.now = snapshot.now
-        for key, when in snapshot.timers:
-            steps.timers.set(key, when)
+        self._take_up(snapshot, start.order)
         _log.info("restored from a snapshot at step %d, place %d", snapshot.steps, snapshot.place)
         inputs = tuple(
             None if each.position is None else Place(each.position, each.incarnation) for each in snapshot.inputs

@@ -94,6 +94,11 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     """What the fields of the state are, that are in slices: `dict` or `list`."""
 
 
+def digest_of(data: bytes) -> bytes:
+    """What names a snapshot, and proves that it is whole."""
+    return data[-_DIGEST:]
+
+
 class NotASnapshot(ValueError):
     """Bytes that are none, or none of this engine."""
 

@@ -12,8 +12,8 @@ own `restore` may forget something: restored from such a state after all members
 between, or a wrong state would become the truth. So only marked files are restored, and only marked files push out
 older ones. A member that is found to differ withdraws what it marked.
 
-    <engine>-<place>-<member>.new         taken, and perhaps never to count
-    <engine>-<place>-<member>.snapshot    counts
+    <engine and run>-<place>-<member>.new         taken, and perhaps never to count
+    <engine and run>-<place>-<member>.snapshot    counts
 """
 
 from __future__ import annotations
@@ -64,8 +64,12 @@ class Standing(NamedTuple):
 
 
 class Named(NamedTuple):
-    """What names an engine's snapshots: the source of its order, the chain of its beginning, the model's version."""
+    """What names an engine's snapshots: the engine, its run, the source of its order, the chain of its beginning. And
+    the version of the model.
+    """
 
+    engine: int
+    run: int
     order: int
     beginning: int
     version: str
@@ -90,7 +94,7 @@ class Named(NamedTuple):
     @property
     def _engine(self) -> str:
         """One that began anew on another bus, or after a purge, is another one: its places say nothing here."""
-        return f"{self.order:016x}{self.beginning:08x}"
+        return f"{self.engine:016x}{self.beginning:08x}r{self.run}"
 
 
 class Basis(NamedTuple):
@@ -376,6 +380,17 @@ class Snapshots:
             file.unlink(missing_ok=True)
         if self._restored_from is not None:  # it may be what made this member differ
             self._restored_from.unlink(missing_ok=True)
+
+
+def of_earlier_runs(directory: Path, engine: int, run: int) -> list[Path]:
+    """All files that count of an engine's runs before this one: the last run first, of that what was marked last."""
+    found = []
+    for file in directory.glob(f"{engine:016x}*-*.snapshot"):
+        its = file.name.partition("-")[0].partition("r")[2]
+        if its.isdecimal() and int(its) < run:
+            with suppress(OSError):  # another member removed it
+                found.append(((int(its), file.stat().st_mtime), file))
+    return [file for _, file in sorted(found, reverse=True)]
 
 
 async def newest(directory: Path, named: Named, use: Callable[[Path, Snapshot, list[Part]], Awaitable[T]]) -> T | None:
