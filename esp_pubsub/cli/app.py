@@ -271,19 +271,19 @@ def engine(  # noqa: PLR0913
 @app.command(epilog=EXIT_CODES)
 def pass_over(
     url: Annotated[str, typer.Argument(metavar="URL", help="The engine's: dfESP://host:port/project/contquery")],
-    block: Annotated[str, typer.Argument(metavar="SOURCE:RUN:ID", help="As the error names it.")],
+    step: Annotated[str, typer.Argument(metavar="STEP", help="SOURCE:RUN:ID or timer:TIME:KEY, as the error says.")],
     run_number: Annotated[int, typer.Option("--run", min=0, help="Of the engine.")] = 0,
     bus: Bus = "embedded",
     config: Config = None,
     set_: Set = None,
 ) -> None:
-    """Have an engine pass over a block on which its model raises; then start its members again.
+    """Have an engine pass over a block, or a timer, on which its model raises; then start its members again.
 
     What the failed step had changed in the state stays changed.
     """
     from . import engine as engines
 
-    run(lambda: engines.pass_block_over(engines.Place(url, {}, bus, config, settings(set_ or [])), block, run_number))
+    run(lambda: engines.pass_step_over(engines.Place(url, {}, bus, config, settings(set_ or [])), step, run_number))
 
 
 def _window(text: str) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from ..engine.loading import load_model
 from ..engine.model import declared
 from ..engine.opening import Windows, log_of
 from ..engine.order import Poisoned
-from ..engine.order_topic import order_topic, pass_over, switch
+from ..engine.order_topic import find_block, order_topic, pass_over, switch
 from ..events import PLAIN, Block
 from ..failover.accept import Accept
 from ..follower import read_to_end
@@ -124,17 +124,22 @@ def _timed(found: Sequence[tuple[str, Block]]) -> Iterator[tuple[str, Block] | i
     yield now + _A_DAY
 
 
-async def pass_block_over(place: Place, block: str, run: int) -> None:
-    """Write into the engine's order that this block is to be passed over."""
+async def pass_step_over(place: Place, named: str, run: int) -> None:
+    """Write into the engine's order that this step is to be passed over."""
     try:
-        source, its_run, id = block.split(":")
-        poisoned = Poisoned(int(source, 16), int(its_run), int(id))
+        step = Poisoned.parse(named)
     except ValueError:
-        raise ConfigError(f"a block is SOURCE:RUN:ID, such as 0a1b2c3d4e5f6071:0:17, not {block!r}") from None
+        raise ConfigError(
+            f"a block is SOURCE:RUN:ID, such as 0a1b2c3d4e5f6071:0:17, a timer is timer:TIME:KEY, not {named!r}"
+        ) from None
     topic = order_topic(Address.parse(place.url).engine_control, run)
     async with init(place.bus, config=place.config, **place.keys) as client:
-        await pass_over(await log_of(client.bus), topic, run, poisoned)
-    say(f"block {poisoned.id} of source {poisoned.source:016x}, run {poisoned.run}, will be passed over")
+        orders, window = await log_of(client.bus), None
+        if step.timer is None:
+            window = await find_block(client.bus, orders, topic, run, step)
+        await pass_over(orders, topic, run, step)
+    seen = f"{step}, in {window}," if window else f"{step} (whether there is one cannot be seen from here)"
+    say(f"written: {seen} is passed over by every member that fails on it. Start the members again")
 
 
 async def stop(place: Place) -> None:

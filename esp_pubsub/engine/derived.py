@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
+from .._tasks import run_all
 from .inputs import LogReader
 from .order import Poisoned
 from .snapshots import Standing
@@ -14,10 +15,11 @@ class DerivedOrder:
     """Steps on the input as it is read."""
 
     def __init__(
-        self, reader: LogReader, stepping: Stepping, is_passed_over: Callable[[Poisoned], Awaitable[bool]]
+        self, window: str, reader: LogReader, stepping: Stepping, is_passed_over: Callable[[Poisoned], Awaitable[bool]]
     ) -> None:
         """`is_passed_over` looks in the order topic, which is else empty here but for the beginning."""
         stepping.is_passed_over = is_passed_over
+        self._window = window
         self._reader = reader
         self._stepping = stepping
         self._taken = reader.place
@@ -54,6 +56,9 @@ class DerivedOrder:
 
     async def run(self) -> None:
         """Step until cancelled. Raises what ends this member."""
+        await run_all(self._step(), self._reader.say_if_silent(self._window))
+
+    async def _step(self) -> None:
         try:
             while True:
                 messages = await self._reader.read()

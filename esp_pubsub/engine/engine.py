@@ -25,6 +25,7 @@ from ..errors import (
     EspError,
     InputDiffers,
     InputLost,
+    ModelError,
     StepFailed,
     StepsDiffer,
     Switched,
@@ -289,7 +290,7 @@ class Engine:
 
     def _fail(self, error: Exception) -> None:
         self._failure = error
-        self._notify(Failure("pubsubFail_APIFAIL", "pubsubCode_WRITEEVENTS", error))
+        self._notify(Failure("pubsubFail_APIFAIL", _code(error), error))
 
     # for the user
 
@@ -405,3 +406,16 @@ class Engine:
             if error is None:
                 raise
             _log.warning("closing after an error: %s", ended)
+
+
+def _code(error: Exception) -> str:
+    """What ended a member, in the words of the SAS callbacks, and in words like these where they have none."""
+    match error:
+        case ModelError():
+            return "pubsubCode_STEP"
+        case Switched():
+            return "pubsubCode_SWITCHED"
+        case InputLost():
+            return "pubsubCode_READEVENTS"
+        case _:
+            return "pubsubCode_WRITEEVENTS"

@@ -9,8 +9,10 @@ is delivered again to the next member that writes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from .._news import News
@@ -21,9 +23,11 @@ from ..errors import BusUnavailable, InputLost
 from ..follower import Follower
 from ..notices import Failure, Notice, Reconnected
 
+_log = logging.getLogger("esp_pubsub.engine")
 _READ_BLOCKS, _READ_BYTES = 1_000, 4 << 20
 _AHEAD_BLOCKS, _AHEAD_BYTES = 10_000, 64 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
+_SILENT = 5.0  # seconds after which an input that has never had anything is reported
 NEW_RUN = (
     "begin a new run on all members (run=..., --run); with repeat=True, or --repeat, it begins with the last snapshot, "
     "and what came after that is emitted again"
@@ -64,6 +68,18 @@ class LogReader:
         """Where the topic ends now. Raises BusError."""
         return (await self._bus.bounds(self.topic)).end
 
+    async def say_if_silent(self, window: str) -> None:
+        """Log it if nothing has come for a while, and nothing stands there: the engine may look at the wrong place."""
+        await asyncio.sleep(_SILENT)
+        with suppress(BusUnavailable):  # that is reported elsewhere
+            bounds = await self._bus.bounds(self.topic)
+            if bounds.first == bounds.end:
+                _log.warning(
+                    "nothing has come to input window %s, which is read at %s: if it is published elsewhere, or to the "
+                    "other side of that window, say where (windows=, --window %s=URL?side=...)",
+                    window, self.topic, window,
+                )  # fmt: skip
+
     async def aclose(self) -> None:
         """Stop reading."""
         await self._follower.aclose()
@@ -96,7 +112,8 @@ class LogReader:
 class LogInput:
     """A log, read ahead of the order within a bound. `taken`: the position up to which entries took it."""
 
-    def __init__(self, reader: LogReader, changed: News) -> None:
+    def __init__(self, window: str, reader: LogReader, changed: News) -> None:
+        self._window = window
         self.taken = reader.place.position
         self._reader = reader
         self._changed = changed
@@ -126,6 +143,9 @@ class LogInput:
 
     async def run(self) -> None:
         """Read until cancelled. Raises InputLost."""
+        await run_all(self._read(), self._reader.say_if_silent(self._window))
+
+    async def _read(self) -> None:
         try:
             while True:
                 while self._is_full and self.end >= self._wanted:

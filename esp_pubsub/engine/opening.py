@@ -156,12 +156,12 @@ def _order(
     if kind == "derived":
         place = start.inputs[0] or Place(0, None)
         reader = LogReader(buses.reads, inputs[0].topic, place, notify)
-        return DerivedOrder(reader, stepping, partial(_is_passed_over, buses.orders, order_on, start))
+        return DerivedOrder(inputs[0].window, reader, stepping, partial(_is_passed_over, buses.orders, order_on, start))
     readers = f"engine.{where.path.replace('/', '.')}"
     read: list[LogInput | QueueInput] = [
         QueueInput(buses.reads, each.topic, readers, changed, notify)
         if place is None
-        else LogInput(LogReader(buses.reads, each.topic, place, notify), changed)
+        else LogInput(each.window, LogReader(buses.reads, each.topic, place, notify), changed)
         for each, place in zip(inputs, start.inputs, strict=True)
     ]
     membership, reader = group.membership, LogReader(buses.orders, order_on, start.order_place, notify)

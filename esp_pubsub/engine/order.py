@@ -43,11 +43,27 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Poisoned(msgspec.Struct, frozen=True, array_like=True):
-    """A block of an input, named by its sequence and its id."""
+    """A step on which the model raises: a block of an input, named by its sequence and its id, or a timer."""
 
     source: int
     run: int
     id: int
+    timer: str | None = None
+    """Its key; `id` is the time at which it fired then, `source` and `run` are 0."""
+
+    def __str__(self) -> str:
+        if self.timer is not None:
+            return f"timer:{self.id}:{self.timer}"
+        return f"{self.source:016x}:{self.run}:{self.id}"
+
+    @staticmethod
+    def parse(text: str) -> Poisoned:
+        """What `str` made of one. ValueError for any other text."""
+        first, second, third = text.split(":", 2)
+        third.encode()  # the key of a timer may have no half of a pair
+        if first == "timer":
+            return Poisoned(0, 0, int(second), third)
+        return Poisoned(int(first, 16), int(second), int(third))
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +73,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     """Microseconds since the epoch, by the engine's clock; it never decreases."""
     takes: tuple[Taken, ...]
     passes: tuple[Poisoned, ...] = ()
-    """Blocks on which the model raises, and which are to be passed over."""
+    """Steps on which the model raises, and which are to be passed over."""
     switch: str | None = None
     """From here on this version of the model runs. No step is taken, and no timer fires, on such an entry."""
 
@@ -163,7 +179,7 @@ class Order:
         self.last = last
         self.chain = chain
         self.passed: set[Poisoned] = set()
-        """Blocks that some entry so far passes over."""
+        """What some entry so far passes over."""
         self.runs = runs
         self._chains = Chains(_KEPT)
         self._parts: list[bytes] = []  # of an entry that is not finished
@@ -239,15 +255,12 @@ class Order:
         """Whether all of it counts, or another entry counts in its place."""
         if self.last < proposal.first:
             return False
-        if self._chains.get(proposal.first) != proposal.frames[0].chain:
-            return True
-        return self.last >= proposal.last or any(
-            frame.id <= self.last and self._chains.get(frame.id) != frame.chain for frame in proposal.frames
-        )
+        newest = proposal.frames[min(self.last, proposal.last) - proposal.first]
+        return newest.id == proposal.last or self._chains.get(newest.id) != newest.chain
 
     def counts(self, proposal: Proposal) -> bool:
-        """Whether all of it counts."""
-        return all(self._chains.get(frame.id) == frame.chain for frame in proposal.frames)
+        """Whether all of it counts: a chain says all that is before it."""
+        return self._chains.get(proposal.last) == proposal.frames[-1].chain
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -23,7 +23,7 @@ from ..errors import BusRefused, BusUnavailable, InputLost, NotOffered
 from ..follower import read_to_end
 from ..publisher import source_number
 from ..retained import retain_beginning, retained_beginning
-from ..wire.frame import Sealed, frames
+from ..wire.frame import Sealed, frames, glance
 from .beginning import Beginning, Begun, check, is_entry, read_beginning
 from .inputs import NEW_RUN
 from .order import Entry, Order, Poisoned, Version
@@ -86,8 +86,36 @@ async def read_ahead(bus: Bus, topic: str, order: Order, place: Place) -> int:
     return now
 
 
+async def find_block(reads: Bus, orders: Bus, topic: str, run: int, block: Poisoned) -> str | None:
+    """The input window that has this block; None if that cannot be seen from here. `topic` is the order's.
+
+    BusRefused where there is no such engine, or none of its inputs has the block.
+    """
+    _, began, _ = await _begun(orders, topic, run)
+    all_seen = True
+    for input in began.inputs:
+        bounds = await reads.bounds(input.topic) if reads.capabilities.replay else None
+        if input.position is None or bounds is None or bounds.incarnation != input.incarnation:
+            all_seen = False  # a queue, or a topic of another bus
+        elif await _has(reads, input.topic, block):
+            return input.window
+    if all_seen:
+        windows = ", ".join(input.window for input in began.inputs)
+        raise BusRefused(f"there is no block {block} in {windows}: copy its name from the error; nothing was written")
+    return None
+
+
+async def _has(bus: Bus, topic: str, block: Poisoned) -> bool:
+    wanted = block.source, block.run, block.id
+    async with aclosing(read_to_end(bus, topic)) as reads:
+        async for messages in reads:
+            if any(glance(data)[4:] == wanted for _, data in messages):
+                return True
+    return False
+
+
 async def pass_over(bus: Bus, topic: str, run: int, block: Poisoned) -> None:
-    """Write an entry that passes this block over, and read it back. `topic` is the order's.
+    """Write an entry that passes this step over, and read it back. `topic` is the order's.
 
     Raises BusRefused where there is no such engine, or its order has lost entries; BusUnavailable where others keep
     writing in between.
@@ -118,13 +146,7 @@ async def _say(
     """Write the entry that is to follow all others, until one counts or there is none to write. `written`: it means
     nothing in a derived order.
     """
-    source = source_number(topic)
-    value = await retained_beginning(bus, topic)
-    begun = None if value is None else Begun.decoded(value)
-    found = None if begun is None else read_beginning(begun.message, source, run)
-    if begun is None or found is None:
-        raise BusRefused(f"no engine has begun on {topic}: is the URL, and the run, that of the engine?")
-    began, chain = found
+    begun, began, chain = await _begun(bus, topic, run)
     if written and began.order != "written":
         raise NotOffered(
             "this engine takes the order of its one input, where a switch has no place: members step freely. Stop all "
@@ -137,13 +159,23 @@ async def _say(
         raise BusRefused(f"{topic} has lost entries: it cannot be told which one comes next")
     proposal = None
     for _ in range(_TRIES):
-        order = Order(source, run, 1, chain, Version(began.version))
+        order = Order(source_number(topic), run, 1, chain, Version(began.version))
         now = await read_ahead(bus, topic, order, begun.following)
         if (proposal is not None and order.counts(proposal)) or (following := entry(order, now)) is None:
             return
         proposal = order.propose(following, bus.capabilities.max_message_bytes)
         await _write(bus, topic, proposal.frames, "the entry; try again")
     raise BusUnavailable(f"{topic}: no entry of ours came to count in {_TRIES} tries; try again", topic=topic)
+
+
+async def _begun(bus: Bus, topic: str, run: int) -> tuple[Begun, Beginning, int]:
+    """How the engine began, and the chain of that. BusRefused where there is none."""
+    value = await retained_beginning(bus, topic)
+    begun = None if value is None else Begun.decoded(value)
+    found = None if begun is None else read_beginning(begun.message, source_number(topic), run)
+    if begun is None or found is None:
+        raise BusRefused(f"no engine has begun on {topic}: is the URL, and the run, that of the engine?")
+    return begun, *found
 
 
 async def _write(bus: Bus, topic: str, sealed: Sequence[Sealed], what: str) -> None:

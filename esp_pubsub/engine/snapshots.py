@@ -45,6 +45,7 @@ _log = logging.getLogger("esp_pubsub.engine")
 _KEPT = 3
 _LOOK_EVERY = 0.1
 _BUFFER = 1 << 20
+_TRIED = 4096  # bytes that a usable directory takes
 _DISK_WAITS = 5.0  # seconds for which a member that ends waits for what it has begun to write
 _COMPARED_WITHIN = 10.0  # seconds in which it is known of the last blocks on the bus whether they are ours
 T = TypeVar("T")
@@ -168,6 +169,7 @@ class Snapshots:
         `leads`: whether this member leads, and so leaves snapshots to the others.
         """
         try:
+            await self._try()
             while not stepping.is_torn or stepping.between.locked():
                 await asyncio.sleep(min(_LOOK_EVERY, self._every / 2))
                 if (pending := self._pending) is not None:
@@ -183,6 +185,13 @@ class Snapshots:
             self.end()
             if self._under_way is not None:
                 await asyncio.wait([self._under_way], timeout=_DISK_WAITS)
+
+    async def _try(self) -> None:
+        """Report a directory that cannot be used, now: the first snapshot may be a while off."""
+        try:
+            await self._in_thread(_try, self._directory)
+        except OSError as error:
+            self._report(error)
 
     def end(self) -> None:
         """No more are taken: whoever waits for one is told. `run` may have been cancelled before it began."""
@@ -250,14 +259,18 @@ class Snapshots:
                 self._pending = await self._take(standing(), leads())
             self._error = None
         except Exception as error:  # noqa: BLE001  # a model's own snapshot() and restore() may raise anything
-            first = self._error is None
-            self._error = error if isinstance(error, StateRefused) else EspError(f"no snapshot was taken: {error!r}")
+            self._report(error)
             self._failures += 1
             self._wanted = -1
             self._news.tell()
-            if first:
-                _log.error("no snapshot was taken in %s, the engine goes on without: %s", self._directory, error)
-                self._notify(Failure("pubsubFail_APIFAIL", "pubsubCode_SNAPSHOT", self._error))
+
+    def _report(self, error: Exception) -> None:
+        """Once, until one is taken."""
+        first = self._error is None
+        self._error = error if isinstance(error, StateRefused) else EspError(f"no snapshot was taken: {error!r}")
+        if first:
+            _log.error("no snapshot was taken in %s, the engine goes on without: %s", self._directory, error)
+            self._notify(Failure("pubsubFail_APIFAIL", "pubsubCode_SNAPSHOT", self._error))
 
     def _age(self) -> float:
         """Seconds since the newest that counts was marked, by anybody who uses this directory."""
@@ -360,10 +373,10 @@ class Snapshots:
         marked = self._named.files(self._directory, "snapshot")
         for old in marked[_KEPT:]:
             old.unlink(missing_ok=True)
-        since = min((kept.stat().st_mtime for kept in marked[:_KEPT]), default=0.0)  # somebody may have emptied it
+        since = min(map(_marked_at, marked[:_KEPT]), default=0.0)
         for kind in ("new", "tmp"):
             for left in self._named.files(self._directory, kind):
-                if left.stat().st_mtime < since:
+                if _marked_at(left) < since:
                     left.unlink(missing_ok=True)
 
     async def withdraw(self) -> None:
@@ -409,6 +422,26 @@ async def newest(directory: Path, named: Named, use: Callable[[Path, Snapshot, l
 def _head(file: Path) -> Snapshot:
     with file.open("rb") as handle:
         return read_head(handle)
+
+
+def _marked_at(file: Path) -> float:
+    """When it was; never, if another member removed it."""
+    with suppress(FileNotFoundError):
+        return file.stat().st_mtime
+    return float("inf")
+
+
+def _try(directory: Path) -> None:
+    """Write something there, and remove it. OSError where that cannot be done."""
+    file = directory / f"try-{secrets.token_hex(8)}.tmp"
+    try:
+        _create(file)
+        _append(file, [bytes(_TRIED)])
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    finally:
+        with suppress(OSError):
+            file.unlink()
 
 
 def _create(file: Path) -> None:

@@ -62,7 +62,7 @@ class Stepping:
             try:
                 self._given(self.steps.take(input, outcome))
             except StepFailed as failed:
-                if not await self._is_passed_over(outcome):
+                if not await self._is_passed_over(Poisoned(outcome.source, outcome.run, outcome.id)):
                     raise
                 why, where = failed.__cause__, self.steps.inputs[input].window
                 _log.warning("block %d of %s is passed over, as the order says: %r", outcome.id, where, why)
@@ -73,11 +73,11 @@ class Stepping:
                     "meanwhile", outcome.id, outcome.source, outcome.position, took,
                 )  # fmt: skip
 
-    async def _is_passed_over(self, frame: Frame) -> bool:
+    async def _is_passed_over(self, step: Poisoned) -> bool:
         try:
-            return await self.is_passed_over(Poisoned(frame.source, frame.run, frame.id))
+            return await self.is_passed_over(step)
         except BusError as trouble:
-            _log.warning("whether block %d is to be passed over cannot be seen: %s", frame.id, trouble)
+            _log.warning("whether %s is to be passed over cannot be seen: %s", step, trouble)
             return False
 
     async def tick(self, now: int) -> None:
@@ -89,7 +89,13 @@ class Stepping:
             if not self.steps.timers.take(key):
                 continue
             began = self._loop.time()
-            self._given(self.steps.fire(key))
+            try:
+                self._given(self.steps.fire(key))
+            except StepFailed as failed:
+                if not await self._is_passed_over(self.steps.timer(key)):
+                    raise
+                _log.warning("timer %r is passed over, as the order says: %r", key, failed.__cause__)
+                self.steps.pass_timer_over(key)
             if (took := self._loop.time() - began) > _LONG_STEP:
                 _log.warning("the step on timer %r took %.2f s; nothing was read or sent meanwhile", key, took)
 

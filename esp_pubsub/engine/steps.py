@@ -15,6 +15,7 @@ import struct
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 from zlib import crc32
 
@@ -26,6 +27,7 @@ from ..schema import Schema
 from ..wire.frame import LIMITS, Frame, Limits
 from ..writer import BlockWriter
 from .model import Calls
+from .order import Poisoned
 from .out import Out
 from .timers import Timers
 
@@ -39,6 +41,10 @@ def line_of(error: BaseException) -> str:
     lines = [(Path(frame.filename).name, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)[1:]]
     of_the_model = [(file, line) for file, line in lines if file == lines[0][0]]
     return f" ({of_the_model[-1][0]}, line {of_the_model[-1][1]})" if of_the_model else ""
+
+
+def _on_timer(key: str) -> bytes:
+    return key.encode("utf-8", "surrogatepass")
 
 
 class Mark(NamedTuple):
@@ -116,7 +122,7 @@ class Steps:
                 f"the model raised {type(error).__name__} in the step on block {frame.id} of source "
                 f"{frame.source:016x}, run {frame.run}, at position {frame.position} of {window}: {error}"
                 f"{line_of(error)}. Mend the model, or have the block passed over: esp pass-over URL "
-                f"{frame.source:016x}:{frame.run}:{frame.id}",
+                f"{Poisoned(frame.source, frame.run, frame.id)}",
                 window=window, source=frame.source, run=frame.run, id=frame.id, position=frame.position,
             ) from error  # fmt: skip
         return self._done(_ON_BLOCK(input, frame.source, frame.run, frame.id, frame.chain))
@@ -138,11 +144,20 @@ class Steps:
         except (Exception, SystemExit) as error:
             out.end()
             raise StepFailed(
-                f"the model raised {type(error).__name__} at its timer {key!r}: {error}{line_of(error)}. Mend "
-                "the model: a timer cannot be passed over",
+                f"the model raised {type(error).__name__} at its timer {key!r}: {error}{line_of(error)}. Mend the "
+                f"model, or have the timer passed over: esp pass-over URL {quote(str(self.timer(key)))}",
                 window="", source=0, run=0, id=0, position=None,
             ) from error  # fmt: skip
-        return self._done(key.encode("utf-8", "surrogatepass"))
+        return self._done(_on_timer(key))
+
+    def timer(self, key: str) -> Poisoned:
+        """The name of a timer that fires now."""
+        return Poisoned(0, 0, self.now or 0, key)
+
+    def pass_timer_over(self, key: str) -> None:
+        """See `pass_over`."""
+        self._out.begin(None)
+        self._done(b"passed" + _on_timer(key))
 
     def _done(self, on: bytes) -> Sequence[int]:
         """The step has returned: its blocks get their ids, and its timers are set."""

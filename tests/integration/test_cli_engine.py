@@ -99,8 +99,13 @@ def test_a_model_that_fails_ends_the_command_with_the_block_named(model: Path, b
     block = re.findall(r"esp pass-over URL (\S+)", ended.stderr)[0]
     assert esp(bus_directory, "pass-over", url, "17").returncode == 2
     assert esp(bus_directory, "pass-over", f"{url}2", block).returncode == 1
+    nowhere = esp(bus_directory, "pass-over", url, f"{block}0")
+    assert (nowhere.returncode, "in In: copy its name from the error; nothing was written" in nowhere.stderr) == (
+        1,
+        True,
+    )
     passed = esp(bus_directory, "pass-over", url, block)
-    assert (passed.returncode, "will be passed over" in passed.stderr) == (0, True), passed.stderr
+    assert (passed.returncode, "in In, is passed over" in passed.stderr) == (0, True), passed.stderr
 
 
 def test_a_member_shows_itself_where_it_is_told_to(model: Path, bus_directory: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import esp_pubsub as esp
+from esp_pubsub.engine import inputs
 from esp_pubsub.engine.order import Poisoned
 from esp_pubsub.engine.order_topic import pass_over
 from esp_pubsub.publisher import source_number
@@ -301,6 +302,29 @@ async def cuttable(directory: Path) -> AsyncIterator[tuple[esp.Engine, Faults]]:
         faults = Faults.into(reads)
         async with reads.engine(Totals(), URL, output=writes, options=esp.EngineOptions(stall=0.3)) as made:
             yield made, faults
+
+
+@pytest.mark.parametrize("order", [None, "written"])
+async def test_an_input_to_which_nothing_ever_came_is_reported_with_its_place(
+    bus_directory: Path, order: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(inputs, "_SILENT", 0.05)
+    async with esp.init(dir=bus_directory) as client:
+        windows = {"Trades": f"{URL}/Trades?side=out"}
+        async with client.engine(Totals(), URL, windows=windows, options=esp.EngineOptions(order=order)):
+            await until(lambda: "nothing has come to input window Trades, which is read at" in caplog.text)
+    assert "local:5555/p/q/Trades/O" in caplog.text
+
+
+async def test_a_failed_step_is_told_as_one(bus_directory: Path) -> None:
+    notices: list[Any] = []
+    model = esp.model(**MODEL)(lambda window, block, out: out.emit("Nowhere", []))
+    async with feeding(bus_directory) as source, esp.init(dir=bus_directory, on_notice=notices.append) as client:
+        await source.inject(trades(1))
+        member = await client.engine(model, URL)
+        with pytest.raises(esp.StepFailed):
+            await member.wait()
+    assert [notice.code for notice in notices] == ["pubsubCode_STEP"]
 
 
 async def test_an_active_member_whose_input_is_cut_lets_one_that_can_read_go_on(bus_directory: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import esp_pubsub as esp
+from esp_pubsub.engine.order import Poisoned
+from esp_pubsub.engine.order_topic import pass_over
 from tests.integration.engines import URL, engine, leads, until
 from tests.integration.members import AlwaysLeads
 
@@ -139,6 +141,41 @@ async def test_an_order_is_one_though_every_member_writes_it_all_the_time(
         await feed(sources, range(1, 101), pause=0.002)
         await check(bus_directory, 100)
         assert any(each._order._order.void for each in (a, b, c))  # type: ignore[attr-defined]
+
+
+@esp.model(inputs={"Left": TICK, "Right": TICK}, outputs={"Merged": TICK, "Fired": TICK}, timers=True)
+class Stumbles:
+    """Its first timer raises."""
+
+    def __init__(self) -> None:
+        self.fired = 0
+
+    def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
+        out.wake(f"a:{block.id}", out.now + PAUSE)
+
+    def timer(self, key: str, out: esp.Out) -> None:
+        self.fired += 1
+        if key == "a:1":
+            raise ValueError("too early")
+
+
+async def test_a_timer_that_raises_is_passed_over_once_the_order_says_so(bus_directory: Path) -> None:
+    async with feeding(bus_directory) as sources:
+        left = sources["Left"]
+        await left.inject([(1, "x")])
+        async with engine(bus_directory, Stumbles()) as only:
+            with pytest.raises(esp.StepFailed, match="too early") as caught:
+                async with asyncio.timeout(30):
+                    await only.wait()
+        step = Poisoned.parse(str(caught.value).rpartition(" ")[2])
+        assert step.timer == "a:1"
+        async with esp.init(dir=bus_directory) as client:
+            await pass_over(client.bus, "local:5555/M/F/engine/p/q/order", 0, step)
+        model = Stumbles()
+        async with engine(bus_directory, model) as again:
+            await until(lambda: again.stats.steps == 2)
+            await left.inject([(2, "x")])
+            await until(lambda: model.fired == 2)
 
 
 async def test_a_timer_fires_while_nothing_comes(bus_directory: Path) -> None:

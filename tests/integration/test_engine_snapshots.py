@@ -273,6 +273,25 @@ async def test_a_directory_that_cannot_be_written_stops_snapshots_and_no_step(bu
         await Outputs(bus_directory).to(10)
 
 
+@pytest.mark.parametrize("what", ["a file in the way", "read-only"])
+async def test_a_directory_that_cannot_be_used_is_reported_before_anything_comes(
+    bus_directory: Path, kept: Path, what: str
+) -> None:
+    notices: list[Any] = []
+    kept.write_text("a file is in the way")
+    directory = kept if what == "a file in the way" else Path("/proc/snapshots")
+    async with (
+        esp.init(dir=bus_directory, on_notice=notices.append) as client,
+        client.engine(Totals(), URL, snapshots=directory),
+    ):
+        await until(lambda: notices)
+    assert [(notice.code, type(notice.error)) for notice in notices] == [("pubsubCode_SNAPSHOT", esp.EspError)]
+
+
+def test_a_file_that_another_member_removed_is_no_reason_to_remove_others(kept: Path) -> None:
+    assert snapshots._marked_at(kept) == float("inf")
+
+
 async def test_an_engine_without_snapshots_says_so(bus_directory: Path) -> None:
     class Plain:
         def step(self, window: str, block: esp.Block, out: esp.Out) -> None: ...

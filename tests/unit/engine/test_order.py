@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esp_pubsub.engine.order import Entry, Order, Proposal, Taken, next_entry
-from esp_pubsub.wire.frame import BEAT, ENTRY, MAP, frames, seal
+from esp_pubsub.engine.order import Entry, Order, Poisoned, Proposal, Taken, next_entry
+from esp_pubsub.wire.frame import BEAT, BODY_AT, ENTRY, MAP, frames, seal
 
 SOURCE, RUN, CHAIN = 5, 2, 77
 LARGEST = 1_000
@@ -94,6 +94,36 @@ def test_an_entry_larger_than_a_message_takes_several_and_is_taken_with_the_last
     assert not ours.is_decided(proposal)
     assert read(ours, messages[-1:]) == [said]
     assert ours.counts(proposal)
+
+
+def test_an_entry_of_more_frames_than_chains_are_kept_is_decided_with_its_last() -> None:
+    ours = order()
+    proposal = ours.propose(entry(10, b"x" * 200_000), BODY_AT + 100)
+    messages = written(proposal)
+    assert len(messages) > 1_500
+    for message in messages[:-1]:
+        assert ours.read(message) is None
+        assert not ours.is_decided(proposal)
+    assert ours.read(messages[-1]) is not None
+    assert ours.is_decided(proposal)
+    assert ours.counts(proposal)
+
+
+@given(st.one_of(
+    st.builds(Poisoned, st.integers(0, (1 << 64) - 1), st.integers(0, 1 << 32), st.integers(1, 1 << 62)),
+    st.builds(lambda at, key: Poisoned(0, 0, at, key), st.integers(0, 1 << 62), st.text()),
+))  # fmt: skip
+def test_a_step_is_read_by_the_name_that_the_error_gives_it(step: Poisoned) -> None:
+    assert Poisoned.parse(str(step)) == step
+
+
+@given(st.text() | st.sampled_from(["timer:a:b", "timer:7", "g:0:1", "1:2:", "::", "timer:1:\udc80"]))
+def test_no_other_text_names_a_step(text: str) -> None:
+    try:
+        step = Poisoned.parse(text)
+    except ValueError:
+        return
+    assert Poisoned.parse(str(step)) == step
 
 
 def test_an_entry_whose_writer_died_in_the_middle_is_abandoned_by_the_next() -> None:
