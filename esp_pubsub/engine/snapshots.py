@@ -3,8 +3,9 @@
 A snapshot is taken between two entries (in derived order: between two reads). It counts when
 
     1. in every line the bus was seen to have its last block, or a later one, with the same chain, and
-    2. the copy was proven: a later block, built from the copy that the snapshot was compared with, agreed with the bus,
-       or `every` seconds went by without output.
+    2. the copy was proven: a later block that was built from the copy agreed with the bus, or `every` seconds went by
+       without output. A member that stands by goes on as the copy. One that leads has the copy take the same steps, up
+       to the first that does anything.
 
 One that is taken at a switch to another version of the model counts once the first is so: nothing comes after it. Then
 it is marked, by a second rename. A standby may be ahead of the bus, a diverged one may be anywhere, and a model's
@@ -36,7 +37,7 @@ from .model import Model, calls_of
 from .order import Poisoned, Version
 from .snapshot import InputState, LineState, NotASnapshot, Snapshot, Writer, accept_state, read, read_head
 from .state import Part, State
-from .steps import Steps
+from .steps import Copy, Steps
 
 if TYPE_CHECKING:
     from .stepping import Stepping
@@ -118,6 +119,8 @@ class Pending(NamedTuple):
     taken_at: float
     last: bool
     """It was taken at a switch: no later block of this member proves it."""
+    copy: asyncio.Future[bool] | None = None
+    """What the copy shows beside a member that does not go on as the copy."""
 
 
 class Snapshots:
@@ -173,7 +176,9 @@ class Snapshots:
             while not stepping.is_torn or stepping.between.locked():
                 await asyncio.sleep(min(_LOOK_EVERY, self._every / 2))
                 if (pending := self._pending) is not None:
-                    if self._counts(pending):
+                    if pending.copy is not None and pending.copy.done() and not pending.copy.result():
+                        self._refuse(pending)
+                    elif self._counts(pending):
                         await self._mark(pending)
                     elif pending.last and self._loop.time() >= pending.taken_at + _COMPARED_WITHIN:
                         self._cannot_mark(pending, "whether the bus has the same blocks is no longer known")
@@ -234,6 +239,15 @@ class Snapshots:
                 return [head.position, *(each.position for each in head.inputs)]
         return None
 
+    def _refuse(self, pending: Pending) -> None:
+        """A model that leaves something out of its own snapshot() is found here."""
+        self._pending = None
+        self._failures += 1
+        self._taken_at_step = self._counted_step
+        name = self._model.name
+        self._report(StateRefused(f"a copy of {name} that its snapshot made does something else than {name}", path=""))
+        self._news.tell()
+
     async def at_switch(self) -> None:
         """This member takes no further step, and the bus has all its blocks: take one here, whatever was taken before,
         and wait until it counts. Raises as `persist` does.
@@ -291,12 +305,16 @@ class Snapshots:
         except Exception:
             await asyncio.to_thread(temporary.unlink, missing_ok=True)
             raise
+        shows: asyncio.Future[bool] | None = None
         if not leads:
             self._at_work = copy
             self._steps.calls = calls_of(copy, self._model)
+        elif not self._is_last:
+            shows = self._loop.create_future()
+            self._steps.prove(Copy(calls_of(copy, self._model), shows.set_result))
         self._taken_at_step = self._steps.taken
         lines = tuple(line.outbox.last for line in self._lines)
-        return Pending(file, lines, self._steps.taken, self._loop.time(), self._is_last)
+        return Pending(file, lines, self._steps.taken, self._loop.time(), self._is_last, shows)
 
     async def _write(self, file: Path, standing: Standing) -> Any:
         """Write all of it, a buffer at a time, while the loop has its turns; returns the copy."""
@@ -339,13 +357,15 @@ class Snapshots:
         pairs = list(zip(self._lines, pending.lines, strict=True))
         if any(min(line.agreed, line.m) < last for line, last in pairs):
             return False
-        if pending.last or any(min(line.agreed, line.m) > last for line, last in pairs):
+        proven = pending.copy is None or pending.copy.done()
+        if pending.last or (proven and any(min(line.agreed, line.m) > last for line, last in pairs)):
             return True
         quiet = all(line.outbox.last == last for line, last in pairs)
         return quiet and self._loop.time() >= pending.taken_at + self._every
 
     async def _mark(self, pending: Pending) -> None:
         self._pending = None
+        self._steps.prove(None)
         try:
             await self._in_thread(_rename, pending.file, pending.file.with_suffix(".snapshot"))
             if pending.last == self._is_last:

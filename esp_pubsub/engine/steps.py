@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
@@ -62,6 +62,14 @@ class Reading(NamedTuple):
     accept: Accept
 
 
+class Copy(NamedTuple):
+    """A copy of the model, restored from its state."""
+
+    calls: Calls
+    shows: Callable[[bool], None]
+    """Is told whether it did the same in the first step that did anything."""
+
+
 class Steps:
     """One model at work. `taken` counts its steps, `now` is the time of the entry at hand; None in derived order."""
 
@@ -86,6 +94,8 @@ class Steps:
         self.marks: dict[int, int] = {}
         """The chain at the last steps that are compared."""
         self._limits = limits
+        self._copy: Copy | None = None
+        self._copys_out = Out({window: writer for window, (writer, _) in outputs.items()}, step_blocks, step_bytes)
         self._outputs = list(outputs.values())
         self._out = Out({window: writer for window, (writer, _) in outputs.items()}, step_blocks, step_bytes)
         self._heard: dict[int, int] = {}
@@ -93,6 +103,10 @@ class Steps:
     def go_on(self, calls: Calls, taken: int, chain: int, marks: dict[int, int]) -> None:
         """Stand after so many steps, with the step chain there: a snapshot was restored."""
         self.calls, self.taken, self.chain, self.marks = calls, taken, chain, marks
+
+    def prove(self, copy: Copy | None) -> None:
+        """Have a copy of the model take the same steps, until one of them shows whether it is one; None: no more."""
+        self._copy = copy
 
     def receive(self, input: int, messages: Sequence[tuple[object, bytes]]) -> list[Outcome]:
         """What follows from messages of an input: the frames to step on, and what is to be told, in order."""
@@ -125,6 +139,8 @@ class Steps:
                 f"{Poisoned(frame.source, frame.run, frame.id)}",
                 window=window, source=frame.source, run=frame.run, id=frame.id, position=frame.position,
             ) from error  # fmt: skip
+        if self._copy is not None:
+            self._step_copy(self._copys_step(input, frame))
         return self._done(_ON_BLOCK(input, frame.source, frame.run, frame.id, frame.chain))
 
     def pass_over(self, input: int, frame: Frame) -> None:
@@ -132,6 +148,8 @@ class Steps:
         did so on every member.
         """
         self._out.begin(None)
+        if self._copy is not None:
+            self._step_copy(self._copys_step(input, frame), failed=True)
         self._done(b"passed" + _ON_BLOCK(input, frame.source, frame.run, frame.id, frame.chain))
 
     def fire(self, key: str) -> Sequence[int]:
@@ -148,6 +166,8 @@ class Steps:
                 f"model, or have the timer passed over: esp pass-over URL {quote(str(self.timer(key)))}",
                 window="", source=0, run=0, id=0, position=None,
             ) from error  # fmt: skip
+        if self._copy is not None:
+            self._step_copy(self._copys_timer(key))
         return self._done(_on_timer(key))
 
     def timer(self, key: str) -> Poisoned:
@@ -157,7 +177,33 @@ class Steps:
     def pass_timer_over(self, key: str) -> None:
         """See `pass_over`."""
         self._out.begin(None)
+        if self._copy is not None:
+            self._step_copy(self._copys_timer(key), failed=True)
         self._done(b"passed" + _on_timer(key))
+
+    # a copy beside the model
+
+    def _copys_step(self, input: int, frame: Frame) -> Callable[[Calls], None]:
+        window, schema, _ = self.inputs[input]
+        return lambda copy: copy.step(window, Block(frame, schema, PLAIN), self._copys_out)
+
+    def _copys_timer(self, key: str) -> Callable[[Calls], None]:
+        return lambda copy: copy.timer(key, self._copys_out) if copy.timer is not None else None
+
+    def _step_copy(self, step: Callable[[Calls], None], *, failed: bool = False) -> None:
+        """The copy takes the step that the model has just taken, or in which the model failed."""
+        assert self._copy is not None
+        calls, shows = self._copy
+        did, theirs = self._out.end(), self._copys_out  # it may be asked again
+        theirs.begin(self.now if calls.timed else None)
+        try:
+            step(calls)
+            same = not failed and theirs.end() == did
+        except (Exception, SystemExit):  # noqa: BLE001  # as of the model itself
+            same = failed
+        if not same or (any(did) and not failed):
+            self._copy = None
+            shows(same)
 
     def _done(self, on: bytes) -> Sequence[int]:
         """The step has returned: its blocks get their ids, and its timers are set."""
