@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from .effect import keyed_schema
-from .errors import BadBody, Closed, EspError, NoAnswer
+from .errors import BadBody, Closed, ConfigError, EspError, NoAnswer
 from .events import Opcode, key_of
 from .publisher import Publisher
+from .schema import FieldType
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:
@@ -58,12 +58,23 @@ class Caller:
             if self._publisher is None:
                 client = self._client
                 if self._subscriber is None:
-                    await keyed_schema(client, self._answers, "out")
+                    await self._check_answers()
                     self._subscriber = await client.subscriber(self._answers, start="latest")  # before what it answers
                 schema = await client.window_schema(self._commands, "in")
                 self._publisher = await client.publisher(self._commands, schema or "")
                 tasks.create_task(self._read(self._subscriber), name=f"esp answers {self._answers}")
             return self._publisher
+
+    async def _check_answers(self) -> None:
+        schema = await self._client.window_schema(self._answers, "out")
+        if schema is None:
+            raise ConfigError(f"nobody has said the schema of {self._answers} yet: start the engine first")
+        first = schema.fields[0]
+        if first.type is not FieldType.STRING:
+            raise ConfigError(
+                f"the first field of {self._answers} is a text, the key of the command that is answered, not "
+                f"{first.name}:{first.type.value}"
+            )
 
     async def _read(self, subscriber: Subscriber) -> None:
         """Hand answers to those who wait for them, until the client is closed."""

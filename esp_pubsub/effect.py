@@ -24,7 +24,7 @@ from .backoff import Backoff
 from .errors import BadBody, BusUnavailable, ConfigError, DeliveryUnknown, EffectFailed
 from .events import Block, Opcode
 from .publisher import Publisher
-from .schema import FieldType, Schema
+from .schema import Schema
 from .subscriber import Subscriber
 
 if TYPE_CHECKING:
@@ -59,9 +59,10 @@ async def effect(
 ) -> None:
     """Handle the calls that an engine emits to the window `calls`, until cancelled.
 
-    `handler` is awaited with each `Call`, at most `concurrency` at once. What it returns, a sequence, is published to
-    the window `outcomes` after the call's key, which is the first field there; None publishes nothing. Run it in two
-    processes or more with the same `group`: one of them handles, and when it dies another one goes on.
+    `handler` is awaited with each `Call`, at most `concurrency` at once. What it returns, a row of the window
+    `outcomes`, is published there; None publishes nothing. The row says which call it is about: by `call.key`, or by
+    what the model put into the call. Run it in two processes or more with the same `group`: one of them handles, and
+    when it dies another one goes on.
 
     A handler that raises ends it with EffectFailed; what must not end it, a handler returns as an outcome. Its call
     then comes again when this is started again. Raises also what `subscriber` and `publisher` raise.
@@ -145,7 +146,7 @@ class _Effect:
     async def _publish(self, call: Call, outcome: Sequence[Any]) -> None:
         """Have the bus hold the outcome."""
         publisher = await self._open()
-        delivery = await publisher.inject([(call.key, *outcome)])
+        delivery = await publisher.inject([outcome])
         while True:
             try:
                 await delivery
@@ -157,7 +158,9 @@ class _Effect:
         """The publisher of outcomes. The engine has emitted a call, so it has said the schema of its inputs."""
         async with self._opening:
             if self._publisher is None:
-                schema = await keyed_schema(self._client, self._outcomes, "in")
+                schema = await self._client.window_schema(self._outcomes, "in")
+                if schema is None:
+                    raise ConfigError(f"nobody has said the schema of {self._outcomes} yet: start the engine first")
                 self._publisher = await self._client.publisher(self._outcomes, schema)
             return self._publisher
 
@@ -181,14 +184,3 @@ class _Effect:
             backoff.reset()
             if self._done is block:
                 self._done = None
-
-
-async def keyed_schema(client: Client, url: str, side: Any) -> Schema:
-    """The schema of a window whose first field is the key of a call. ConfigError where there is none, or it is not."""
-    schema = await client.window_schema(url, side)
-    if schema is None:
-        raise ConfigError(f"nobody has said the schema of {url} yet: start the engine first")
-    first = schema.fields[0]
-    if first.type is not FieldType.STRING:
-        raise ConfigError(f"the first field of {url} is a text, the key of a call, not {first.name}:{first.type.value}")
-    return schema

@@ -48,11 +48,11 @@ class Shop:
 async def pay(directory: str, file: Path) -> None:
     """Pay until killed."""
 
-    async def handle(call: esp.Call) -> tuple[int]:
+    async def handle(call: esp.Call) -> tuple[str, int]:
         with file.open("a") as handled:
             handled.write(f"{call.key}\n")
         await asyncio.sleep(0.002)
-        return (1,)
+        return (call.key, 1)
 
     async with esp.init(dir=directory) as client:
         await esp.effect(client, f"{URL}/Calls", f"{URL}/Outcomes", handle, concurrency=4)

@@ -90,10 +90,10 @@ async def test_each_call_is_handled_and_its_outcome_reaches_the_model(bus_direct
     async with shop(bus_directory) as (_, client), esp.init(dir=bus_directory) as us:
         seen: list[str] = []
 
-        async def pay(call: esp.Call) -> tuple[int]:
+        async def pay(call: esp.Call) -> tuple[str, int]:
             seen.append(call.key)
             await asyncio.sleep(0.001 * (call.values["amount"] % 3))
-            return (1,)
+            return (call.key, 1)
 
         async with paying(client, pay, concurrency=8):
             orders = await us.publisher(f"{URL}/Orders", ORDER)
@@ -111,12 +111,12 @@ async def test_an_effect_that_ends_and_begins_again_handles_what_was_not_confirm
         handled: list[str] = []
         cut = asyncio.Event()
 
-        async def pay(call: esp.Call) -> tuple[int]:
+        async def pay(call: esp.Call) -> tuple[str, int]:
             handled.append(call.key)
             if len(handled) % 7 == 0:
                 cut.set()
                 await asyncio.sleep(3600)
-            return (1,)
+            return (call.key, 1)
 
         while len(set(handled)) < 50:
             cut.clear()
@@ -125,8 +125,8 @@ async def test_an_effect_that_ends_and_begins_again_handles_what_was_not_confirm
                 await until(lambda: cut.is_set() or len(set(handled)) == 50)
                 waiting.cancel()
 
-        async def at_last(call: esp.Call) -> tuple[int]:
-            return (1,)
+        async def at_last(call: esp.Call) -> tuple[str, int]:
+            return (call.key, 1)
 
         async with paying(client, at_last):
             assert await paid(us, 50) == [(n, 1) for n in range(50)]  # though some were handled twice
@@ -136,9 +136,9 @@ async def test_outcomes_that_come_twice_count_once(bus_directory: Path) -> None:
     async with shop(bus_directory) as (engine, client), esp.init(dir=bus_directory) as us:
         twice = await us.publisher(f"{URL}/Outcomes", OUTCOME)
 
-        async def pay(call: esp.Call) -> tuple[int]:
+        async def pay(call: esp.Call) -> tuple[str, int]:
             await twice.inject([(call.key, 1)])
-            return (1,)
+            return (call.key, 1)
 
         async with paying(client, pay):
             orders = await us.publisher(f"{URL}/Orders", ORDER)
@@ -162,9 +162,9 @@ async def test_a_handler_that_raises_ends_the_effect_and_its_call_comes_again(bu
                 await esp.effect(client, f"{URL}/Calls", f"{URL}/Outcomes", fails)
         assert failed.value.key.endswith(":0:1:0")
 
-        async def pay(call: esp.Call) -> tuple[int]:
+        async def pay(call: esp.Call) -> tuple[str, int]:
             assert call.key == failed.value.key
-            return (1,)
+            return (call.key, 1)
 
         async with paying(client, pay):
             assert await paid(us, 1) == [(1, 1)]
@@ -177,18 +177,18 @@ async def test_a_slow_call_does_not_stop_the_others_and_nothing_after_it_is_conf
             await orders.inject([(n, n)])
         slow = asyncio.Event()
 
-        async def pay(call: esp.Call) -> tuple[int]:
+        async def pay(call: esp.Call) -> tuple[str, int]:
             if call.row[0] == 0:
                 await slow.wait()
-            return (1,)
+            return (call.key, 1)
 
         async with esp.init(dir=bus_directory) as own, paying(own, pay, concurrency=4):
             assert await paid(us, 29) == [(n, 1) for n in range(1, 30)]
         again: list[int] = []
 
-        async def seen(call: esp.Call) -> tuple[int]:
+        async def seen(call: esp.Call) -> tuple[str, int]:
             again.append(call.row[0])
-            return (1,)
+            return (call.key, 1)
 
         async with paying(client, seen):
             assert (await paid(us, 30))[0] == (0, 1)
@@ -234,11 +234,11 @@ async def test_an_effect_rides_out_a_bus_that_fails(bus_directory: Path) -> None
         async with esp.init(dir=bus_directory, on_notice=lambda notice: None) as own:
             faults = Faults.into(own)
 
-            async def pay(call: esp.Call) -> tuple[int]:
+            async def pay(call: esp.Call) -> tuple[str, int]:
                 if call.row[0] % 10 == 5:
                     faults.lose_link()
                     faults.restore()
-                return (1,)
+                return (call.key, 1)
 
             async with paying(own, pay):
                 for n in range(40):

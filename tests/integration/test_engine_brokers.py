@@ -145,8 +145,8 @@ async def test_an_engine_that_is_started_again_takes_up_its_windows(opens: Opens
 
 
 async def test_what_a_model_wants_done_is_done_and_its_commands_are_answered(opens: Opens, url: str) -> None:
-    async def pay(call: esp.Call) -> tuple[int]:
-        return (1,)
+    async def pay(call: esp.Call) -> tuple[str, int]:
+        return (call.key, 1)
 
     async with opens() as client, opens() as us, opens() as worker:
         if not client.bus.capabilities.groups:
