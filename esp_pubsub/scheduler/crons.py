@@ -208,7 +208,7 @@ def _note(state: State, entry: CronEntry, ended: Ended) -> None:
     while entry.log:
         first = next(iter(entry.log))
         logged = entry.log[first]
-        if logged[-1][0] + entry.retention > state.now and sum(map(len, entry.log.values())) <= MOST_LOGGED:
+        if logged[0][0] + entry.retention > state.now and sum(map(len, entry.log.values())) <= MOST_LOGGED:
             return
         del logged[0]
         if not logged:

@@ -21,7 +21,7 @@ class Register(msgspec.Struct, forbid_unknown_fields=True, tag="tenant", tag_fie
     tenant: str
     type: str
     props: dict[str, Any]
-    limits: Limits = Limits()
+    limits: Limits = msgspec.field(default_factory=Limits)
 
 
 class Pause(msgspec.Struct, forbid_unknown_fields=True, tag="pause", tag_field="do"):
