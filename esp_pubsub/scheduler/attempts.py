@@ -41,8 +41,8 @@ def iso(at: int) -> str:
 
 
 def deliver(
-    state: State, tenant: str, id: str, payload: str | None, *, payload_only: bool, of: str, version: int,
-    event_id: str, occurrence: int,
+    state: State, tenant: str, id: str, payload: str | None, *, payload_only: bool, of: str, event_id: str,
+    occurrence: int,
 ) -> list[Ended]:  # fmt: skip
     """Something falls due now."""
     body = payload or ""
@@ -53,9 +53,7 @@ def deliver(
             "eventStatus": "TRIGGERED",
         }).decode()  # fmt: skip
     key = delivery_key(tenant, id, event_id)
-    delivery = Delivery(
-        tenant, id, of, version, event_id, occurrence, state.now, body, payload_only, "waiting", state.now
-    )
+    delivery = Delivery(tenant, id, of, event_id, occurrence, state.now, body, payload_only, "waiting", state.now)
     state.deliveries[key] = delivery
     state.queue(key, delivery)
     return dispatch(state, tenant)
@@ -187,7 +185,7 @@ def _in_error(state: State, delivery: Delivery) -> list[Ended]:
         return []
     delivery.in_error = True
     event = state.events.get(delivery.of)
-    if event is not None and event.version == delivery.version:
+    if event is not None:
         event.status = int(Status.ERROR)
     return [Ended(delivery.of, delivery.occurrence, Status.ERROR, delivery.error)]
 
@@ -200,6 +198,6 @@ def _give_up(state: State, key: str, delivery: Delivery) -> list[Ended]:
 def _end(state: State, key: str, delivery: Delivery, status: Status) -> list[Ended]:
     del state.deliveries[key]
     event = state.events.get(delivery.of)
-    if event is not None and event.version == delivery.version and not event.done:
+    if event is not None:
         state.settle(delivery.of, event, status)
     return [] if delivery.in_error else [Ended(delivery.of, delivery.occurrence, status, delivery.error)]

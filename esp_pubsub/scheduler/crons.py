@@ -106,8 +106,8 @@ def put(state: State, asked: SetCron) -> dict[str, Any]:
     check_version(asked.version, known.version if known else 0)
     entry = CronEntry(
         asked.tenant, asked.id, asked.type, asked.expression, asked.payload, asked.zone, asked.gap, asked.misfire,
-        us(asked.window), asked.most, asked.overlap, us(asked.jitter), asked.logGranularity,
-        us(asked.retention * _UNITS[asked.retentionUnits]), state.version(), "active", 0, 0,
+        us(asked.window), asked.most, asked.overlap, jitter(key, us(asked.jitter)), asked.logGranularity,
+        us(asked.retention * _UNITS[asked.retentionUnits]), state.version(), "active",
     )  # fmt: skip
     try:
         next = evaluator(entry).next_after(state.now)
@@ -143,9 +143,9 @@ def _check(asked: SetCron) -> None:
 
 def _plan(state: State, key: str, entry: CronEntry, next: int | None) -> None:
     if next is None:
-        entry.state, entry.due, entry.fires = "ended", 0, 0
+        entry.state = "ended"
         return
-    entry.due, entry.fires = next, next + jitter(key, next, entry.jitter)
+    entry.due = next
     state.plan(entry.fires, Kind.CRON, key)
 
 
@@ -155,7 +155,7 @@ def fire(state: State, key: str) -> list[Ended]:
     if state.paused or state.tenants[entry.tenant].paused:
         entry.parked = True
         return []
-    until = state.now - (entry.fires - entry.due)  # by the clock of its jitter
+    until = state.now - entry.jitter
     try:
         times = evaluator(entry)
         now_due = due(times, entry.due, until, entry.misfire, entry.window, entry.most)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def _begin(state: State, key: str, entry: CronEntry, occurrence: int, event_id: 
     entry.fired += 1
     return attempts.deliver(
         state, entry.tenant, entry.id, entry.expression if entry.payload is None else entry.payload,
-        payload_only=False, of=key, version=0, event_id=event_id, occurrence=occurrence,
+        payload_only=False, of=key, event_id=event_id, occurrence=occurrence,
     )  # fmt: skip
 
 

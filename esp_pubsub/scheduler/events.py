@@ -79,7 +79,7 @@ def fire(state: State, key: str) -> list[Ended]:
 
 def _deliver(state: State, key: str, event: Event, at: int, of: str) -> list[Ended]:
     return attempts.deliver(
-        state, tenant_of(key), id_of(key), event.payload, payload_only=event.payload_only, of=of, version=event.version,
+        state, tenant_of(key), id_of(key), event.payload, payload_only=event.payload_only, of=of,
         event_id=event_id(event), occurrence=at,
     )  # fmt: skip
 

@@ -143,10 +143,7 @@ class Scheduler(State):
             if rows:
                 out.emit(window, rows)
                 rows.clear()
-        at = self.next_due()
-        if at is None:
-            out.cancel(_WAKE)
-        else:
+        if (at := self.next_due()) is not None:
             out.wake(_WAKE, at)
 
     def _turn(self, kind: int, key: str) -> list[Ended]:

@@ -63,11 +63,12 @@ def overlaps(policy: Overlap, running: int, waiting: int) -> Literal["fire", "wa
     return "wait" if policy == "one" and not waiting else "skip"
 
 
-def jitter(name: str, at: int, most: int) -> int:
-    """How much later than `at` this one fires: from 0 up to, and without, `most` microseconds. It is the same whoever
-    asks, and spread evenly over names and times. It is never negative, so no time comes before its own.
+def jitter(name: str, most: int) -> int:
+    """How much later than its times a cron of this name fires: from 0 up to, and without, `most` microseconds. It is
+    spread evenly over names, and the same for all times of one, so they stay as far apart as they are. It is never
+    negative, so nothing fires before its time, and again at it.
     """
     if most <= 0:
         return 0
-    digest = blake2b(f"{name}\x1f{at}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little") % most

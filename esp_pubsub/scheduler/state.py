@@ -104,9 +104,7 @@ class Delivery(msgspec.Struct, array_like=True):
     tenant: str
     id: str
     of: str
-    """The key of its event or cron; empty for neither (an event in the past, a dry run)."""
-    version: int
-    """Of the event, to know later whether it was scheduled anew meanwhile."""
+    """The key of its event, which knows of no other delivery, or cron; empty for an event in the past and a dry run."""
     event_id: str
     occurrence: int
     triggered: int
@@ -137,14 +135,14 @@ class CronEntry(msgspec.Struct, array_like=True):
     most: int
     overlap: str
     jitter: int
+    """How much later than its times it fires."""
     granularity: str | None
     retention: int
     version: int
     state: str
     """active, paused, ended (it is never due again), stopped (it could not be computed)."""
-    due: int
-    fires: int
-    """When that fires, later than it by its jitter."""
+    due: int = 0
+    """Its next time."""
     parked: bool = False
     """It was due while its tenant, or everything, was paused."""
     running: int = 0
@@ -154,6 +152,11 @@ class CronEntry(msgspec.Struct, array_like=True):
     error: str = ""
     log: dict[str, list[tuple[int, str, str]]] = {}
     """By granularity: what fired when, with which status and error."""
+
+    @property
+    def fires(self) -> int:
+        """When its next time fires."""
+        return self.due + self.jitter
 
 
 def key_of(*parts: str) -> str:
@@ -257,13 +260,11 @@ class State:
         return self._agenda[0][0] if self._agenda else None
 
     def take_due(self) -> tuple[int, str] | None:
-        """The next thing that is due by now, and no longer on the agenda."""
+        """The next thing that is due by now. Whoever takes it gives it another status or time, so it counts no more."""
         at = self.next_due()
         if at is None or at > self.now:
             return None
         _, kind, key = heapq.heappop(self._agenda)
-        while self._agenda and self._agenda[0] == (at, kind, key):  # planned twice
-            heapq.heappop(self._agenda)
         return kind, key
 
     def _counts(self, at: int, kind: int, key: str) -> bool:

@@ -116,6 +116,8 @@ def test_a_call_without_an_outcome_is_made_again_with_the_same_key() -> None:
     assert one["delivery"] == other["delivery"]
     assert (one["attempt"], other["attempt"]) == (1, 2)
     v.outcome(one, 500)  # too late: it changes nothing
+    v.until(70)
+    assert calls(v) == [60, 66]
     v.outcome(other, 200)
     v.outcome(other, 200)
     v.outcome(other, 500)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from esp_pubsub.scheduler import crons
-from tests.unit.scheduler.virtual_scheduler import Virtual
+from tests.unit.scheduler.virtual_scheduler import SECOND, START, Virtual
 
 
 @pytest.fixture
@@ -180,12 +180,18 @@ def test_a_cron_in_error_does_not_keep_its_later_times_from_firing() -> None:
 
 def test_jitter_makes_a_cron_late_and_never_early_and_keeps_each_time(v: Virtual) -> None:
     for n in range(20):
-        put(v, "0 * * * * ?", id=f"c{n}", jitter=30)
-    v.until(150)
-    late = [round(row.seconds - row.values["eventTime"] / 1e6 + 1_795_176_000, 6) for row in v.rows["Fires"]]
-    assert len(late) == 40
-    assert all(0 <= seconds < 30 for seconds in late)
-    assert len(set(late)) > 30
+        put(v, "0/10 * * * * ?", id=f"c{n}", jitter=30, misfire="skip")
+    v.until(130)
+    late: dict[str, set[float]] = {}
+    for row in v.rows["Fires"]:
+        due = (row.values["eventTime"] - START) / SECOND
+        late.setdefault(row.values["id"], set()).add(round(row.seconds - due, 6))
+    assert all(len(each) == 1 for each in late.values())
+    shifts = [seconds for each in late.values() for seconds in each]
+    assert len(set(shifts)) == 20
+    assert all(0 <= seconds < 30 for seconds in shifts)
+    for id, (shift,) in late.items():
+        assert times(v, id) == [pytest.approx(10 * n + shift) for n in range(1, int((130 - shift) // 10) + 1)]
 
 
 def test_clocks_that_change_go_through_the_model() -> None:
@@ -247,6 +253,17 @@ def test_the_event_log_has_each_time_by_its_granularity_as_long_as_its_retention
     assert log["2026-11-20T12:02"][1] == {"time": "2026-11-20T12:02:10Z", "status": "ERROR", "error": "down"}
     assert len(log["2026-11-20T12:01"]) == 3
     assert {each["status"] for each in log["2026-11-20T12:03"]} == {"PROCESSED"}
+
+
+def test_a_time_that_is_tried_in_vain_again_and_again_is_logged_once() -> None:
+    v = Virtual(lambda call: (500, "down", 0))
+    v.http_tenant("t", retries=0, backlog_every=5, backlog_limit=30)
+    put(v, "0 * * * * ?", logGranularity="DAYS", overlap="skip")
+    v.until(170)
+    assert [each["time"][-9:-1] for each in v.ask("log", tenant="t", id="c", type="QUARTZ")["log"]["2026-11-20"]] == [
+        "12:01:00", "12:02:00",
+    ]  # fmt: skip
+    assert len(v.rows["Dead"]) == 2
 
 
 def test_without_a_granularity_nothing_is_logged(v: Virtual) -> None:

@@ -134,6 +134,16 @@ def test_an_update_is_delivered_with_the_last_payload_and_once(v: Virtual) -> No
     assert json.loads(v.rows["Fires"][0].values["body"])["payload"] == "new"
 
 
+def test_an_event_that_was_removed_and_scheduled_again_for_the_same_time_fires_once(v: Virtual) -> None:
+    v.event("t", "1", 60)
+    v.event("t", "1", None, None, "REMOVE")
+    v.event("t", "1", 60)
+    v.event("t", "1", 90)
+    v.event("t", "1", 60)
+    v.until(120)
+    assert v.fired() == [(60.0, "1")]
+
+
 def test_an_update_to_the_past_fires_at_once_and_not_again(v: Virtual) -> None:
     v.event("t", "1", 60)
     assert v.event("t", "1", -60)["status"] == "TRIGGERED"

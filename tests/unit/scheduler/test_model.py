@@ -45,8 +45,10 @@ def run(seed: int, restarts: random.Random | None) -> tuple[Virtual, Expected]:
     dice, luck = random.Random(seed), random.Random(-seed)
     v = Virtual(lambda call: luck.choice([(200, "", 0.0), (500, "x", 0.0), (503, "", 2.0), None]), restarts)
     v.window_tenant("t")
-    v.http_tenant("h", concurrency=3, deadline=4, backlog_every=5, backlog_limit=100_000)
-    v.command("cron", tenant="t", id="c", expression="0/7 * * * * ?", jitter=0)
+    v.http_tenant("h", concurrency=3, rate=2, deadline=4, backlog_every=5, backlog_limit=100_000)
+    v.command("cron", tenant="t", id="c", expression="0/7 * * * * ?")
+    for overlap in ("skip", "one", "all"):
+        v.command("cron", tenant="h", id=overlap, expression="0 * * * * ?", jitter=20, misfire="all", overlap=overlap)
     expected, time = Expected(), 0.0
     for n in range(250):
         time = round(time + dice.choice([0, 0, 0.001, 0.5, 3, 20]), 6)
@@ -60,9 +62,14 @@ def run(seed: int, restarts: random.Random | None) -> tuple[Virtual, Expected]:
         elif tenant == "t":
             v.event(tenant, id, None, None, "REMOVE")
             expected.waiting.pop((tenant, id), None)
+        else:
+            v.command(dice.choice(["pause", "resume", "resume", "retry"]), tenant="h")
     v.worker = lambda call: (200, "", 0)
-    v.until(time + 10_000)
-    expected.until(time + 10_000)
+    v.command("resume", tenant="h")
+    for overlap in ("skip", "one", "all"):
+        v.command("remove cron", tenant="h", id=overlap, type="QUARTZ")
+    v.until(time + 3_000)
+    expected.until(time + 3_000)
     return v, expected
 
 
