@@ -46,6 +46,7 @@ class Topic:
     def __init__(self, *, is_log: bool) -> None:
         self.is_log = is_log
         self.log: list[bytes] = []
+        self.first = 0  # what was in front of it is kept no more
         self.queues: dict[str, Queue] = {}
         self.positions: dict[str, int] = {}
         self.states: dict[str, bytes] = {}
@@ -299,7 +300,8 @@ class SimFeed:
     def begin(self, start: Start) -> None:
         """Begin there."""
         log, start = self._topic.log, start.position if isinstance(start, Place) else start
-        self.position = 0 if start == "earliest" else len(log) if start == "latest" else int(start)  # type: ignore[arg-type]
+        first = self._topic.first
+        self.position = first if start == "earliest" else len(log) if start == "latest" else int(start)  # type: ignore[arg-type]
         if not self._topic.is_log:
             self._topic.queues.setdefault(self._key, Queue())
 
@@ -345,11 +347,13 @@ class SimFeed:
 
     def _take(self, count: int) -> list[Message | Break]:
         if self._topic.is_log:
-            log, first = self._topic.log, self.position
+            log, before = self._topic.log, self.position
+            first = max(before, self._topic.first)
             self.position = min(len(log), first + count)
-            return [Message(at, log[at]) for at in range(first, self.position)]
+            found: list[Message | Break] = [Break("retention", first - before)] if first > before else []
+            return found + [Message(at, log[at]) for at in range(first, self.position)]
         queue = self._topic.queues[self._key]
-        found: list[Message | Break] = []
+        found = []
         while queue.unread and len(found) < count:
             number, data = next(self._broker.numbers), queue.unread.popleft()
             queue.taken[number] = data
@@ -438,7 +442,8 @@ class SimBus:
     async def bounds(self, topic: str) -> Bounds:
         """See `Bus.bounds`."""
         await self._broker.ask(self.process)
-        return Bounds(0, len(self._broker.topic(topic, is_log=self._is_log).log), None)
+        found = self._broker.topic(topic, is_log=self._is_log)
+        return Bounds(found.first, len(found.log), None)
 
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:
         """See `Bus.retain`."""

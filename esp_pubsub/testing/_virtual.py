@@ -138,6 +138,27 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """As if a thread had done it a moment later. Whoever was killed by then has not done it."""
+        future = self.create_future()
+        self.call_later(self.rng.random() * 0.004, self._work, future, func, args)
+        return future
+
+    def _work(self, future: asyncio.Future[Any], func: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        events._set_running_loop(None)  # it may block, as a thread may
+        try:
+            result, error = func(*args), None
+        except Exception as raised:  # noqa: BLE001  # it is for whoever waits
+            result, error = None, raised
+        finally:
+            events._set_running_loop(self)
+        if future.done():  # nobody waits any more
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Note what nobody took care of."""
         self.problems.append(f"{context.get('message')}: {context.get('exception')!r}")

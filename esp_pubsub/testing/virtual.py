@@ -7,8 +7,9 @@
 
     run_virtual(scene)
 
-There is no thread, no file and no socket in it, so nothing else has to be waited for. The bus is a log that keeps what
-it confirms and takes a few virtual milliseconds for everything; it has no catalog, no requests and no start by time.
+There is no thread and no socket in it, so nothing else has to be waited for; what `asyncio.to_thread` is given runs a
+moment later, while nobody else has a turn. The bus is a log that keeps what it confirms and takes a few virtual
+milliseconds for everything; it has no catalog, no requests and no start by time.
 """
 
 from __future__ import annotations

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import esp_pubsub as esp
 from esp_pubsub.testing.models import run_model
 
-from .processes import SCHEMA
+from .processes import Content, content_of
+from .programs import OUTPUT, Memory, Program, perform
 
 if TYPE_CHECKING:
     from .run import Run
@@ -51,52 +53,59 @@ class Step(NamedTuple):
         return f"{self.window or 'timer'} {self.what} at {self.now}"
 
 
+@dataclass
 class Computation:
-    """The model's own part: what it emits and which timers it sets depends on all steps so far and on nothing else."""
+    """The model's own part: what it emits and which timers it sets depends on all steps so far and on nothing else.
+    `count` is how many there were.
+    """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.chained = 0
+    count: int = 0
+    chained: int = 0
+    memory: Memory = field(default_factory=Memory)
 
-    def on_block(self, window: str, row: Row, out: Any, *, timers: bool) -> None:
+    def on_block(self, window: str, row: Row, out: Any, program: Program, *, timers: bool) -> None:
         """A block has one row."""
         id, to, wake, drop = row
         self.count += 1
         for at, line in enumerate(to):
-            out.emit(OUTPUTS[int(line)], [(self.count, f"{window} {id}.{at}")])
+            out.emit(OUTPUTS[int(line)], [(self.count, f"{window} {id}.{at}", None)])
         if timers and wake is not None:
             out.wake(str(id % _KEYS), out.now + wake)
         if timers and drop is not None:
             out.cancel(str(drop))
+        if program.blocks:
+            perform(program.blocks[id % len(program.blocks)], self.memory, (window, id), out, OUTPUTS)
 
-    def on_timer(self, key: str, out: Any) -> None:
+    def on_timer(self, key: str, out: Any, program: Program) -> None:
         """It may set another one, or cancel it: perhaps one that is due at the same time."""
         self.count += 1
-        out.emit(OUTPUTS[self.count % 2], [(self.count, f"timer {key}")])
+        out.emit(OUTPUTS[self.count % 2], [(self.count, f"timer {key}", None)])
         other = str(self.count // 3 % _KEYS)
         if self.count % 3 == 0:
             out.cancel(other)
         elif self.count % 3 == 1 and self.chained < _CHAINED:
             self.chained += 1
             out.wake(other, out.now + (0, 30_000)[self.count % 2])
+        if program.timers:
+            perform(program.timers[len(key + other) % len(program.timers)], self.memory, (key,), out, OUTPUTS)
 
 
-def make_model(takes: Callable[[Step], None], inputs: Sequence[str], *, timers: bool) -> Any:
-    """A model for one member. `takes` is called as each step begins."""
+def make_model(takes: Callable[[int, Step], None], inputs: Sequence[str], program: Program, *, timers: bool) -> Any:
+    """A model for one member. `takes` is called as each step begins, with the number of those before it."""
 
-    @esp.model(inputs=dict.fromkeys(inputs, INPUT), outputs=dict.fromkeys(OUTPUTS, SCHEMA), version="1", timers=timers)
+    @esp.model(inputs=dict.fromkeys(inputs, INPUT), outputs=dict.fromkeys(OUTPUTS, OUTPUT), version="1", timers=timers)
+    @dataclass
     class Model:
-        def __init__(self) -> None:
-            self.computation = Computation()
+        computation: Computation = field(default_factory=Computation)
 
         def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
             [row] = block.rows()
-            takes(Step(window, block.id, out.now if timers else None))
-            self.computation.on_block(window, row, out, timers=timers)
+            takes(self.computation.count, Step(window, block.id, out.now if timers else None))
+            self.computation.on_block(window, row, out, program, timers=timers)
 
         def timer(self, key: str, out: esp.Out) -> None:
-            takes(Step(None, key, out.now))
-            self.computation.on_timer(key, out)
+            takes(self.computation.count, Step(None, key, out.now))
+            self.computation.on_timer(key, out, program)
 
     return Model()
 
@@ -104,19 +113,23 @@ def make_model(takes: Callable[[Step], None], inputs: Sequence[str], *, timers: 
 class OneOrder:
     """The order, as far as any member took it, and what it yields. It is also the `out` of the judge's own model."""
 
-    def __init__(self, run: Run, scripts: Mapping[str, Sequence[Row]], *, timers: bool) -> None:
+    def __init__(self, run: Run, scripts: Mapping[str, Sequence[Row]], program: Program, *, timers: bool) -> None:
         self.steps: list[Step] = []
-        self.emitted: dict[str, list[Any]] = {window: [] for window in OUTPUTS}
+        self.emitted: dict[str, list[Content]] = {window: [] for window in OUTPUTS}
         self.taken = dict.fromkeys(scripts, 0)
         self.timers: dict[str, tuple[int, int]] = {}  # by key: when it is due, and when it was set
         self.now = 0
         self._run = run
         self._scripts = scripts
+        self._program = program
         self._has_timers = timers
         self._computation = Computation()
 
     def take(self, process: str, at: int, step: Step) -> None:
         """A member takes its step with this number, from 0 on."""
+        if at > len(self.steps):
+            self._run.wrong(f"{process} takes step {at + 1}, and nobody took step {len(self.steps) + 1}")
+            return
         if at < len(self.steps):
             if self.steps[at] != step:
                 self._run.wrong(f"{process} took {step} as step {at + 1}, and others took {self.steps[at]}")
@@ -145,7 +158,7 @@ class OneOrder:
             self._run.wrong(f"{process} took timer {key} at {self.now}, and it is set for {at}")
         elif due and due[0] < (at, key):
             self._run.wrong(f"{process} took timer {key}, and {due[0]} comes first")
-        self._computation.on_timer(key, self)
+        self._computation.on_timer(key, self, self._program)
 
     def _step(self, process: str, window: str, id: int) -> None:
         if id != self.taken[window] + 1:
@@ -153,15 +166,18 @@ class OneOrder:
         if due := self._due():
             self._run.wrong(f"{process} took block {id} of {window} at {self.now} before timer {due[0]}")
         self.taken[window] = id
-        self._computation.on_block(window, self._scripts[window][id - 1], self, timers=self._has_timers)
+        row = self._scripts[window][id - 1]
+        self._computation.on_block(window, row, self, self._program, timers=self._has_timers)
 
     def _due(self) -> list[tuple[int, str]]:
         """The timers that come first at this time. One that was set at it may wait for the next entry."""
         return sorted((at, key) for key, (at, since) in self.timers.items() if at <= self.now and since < self.now)
 
-    def emit(self, window: str, rows: Any) -> None:
+    def emit(self, window: str, rows: list[Any], opcode: Any = 1, flags: int = 0) -> None:
         """See `Out.emit`."""
-        self.emitted[window].append(rows)
+        opcodes = opcode if isinstance(opcode, list) else [opcode] * len(rows)
+        if rows:
+            self.emitted[window].append([(what, flags, row) for what, row in zip(opcodes, rows, strict=True)])
 
     def wake(self, key: str, at: int) -> None:
         """See `Out.wake`."""
@@ -175,9 +191,11 @@ class OneOrder:
         """What the judge computed is what `run_model` makes of the same order, where that has no timers."""
         if self._has_timers or not self._scripts:
             return
-        model = make_model(lambda step: None, list(self._scripts), timers=False)
+        model = make_model(lambda at, step: None, list(self._scripts), self._program, timers=False)
         steps = [(str(window), [self._scripts[str(window)][int(id) - 1]]) for window, id, _ in self.steps]
-        emitted = {window: [block.rows() for block in blocks] for window, blocks in run_model(model, steps).items()}
+        emitted = {
+            window: [content_of(block) for block in blocks] for window, blocks in run_model(model, steps).items()
+        }
         if emitted != self.emitted:
             self._run.wrong(f"run_model makes {emitted} of the order, and the judge {self.emitted}")
 

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esp_pubsub.client import Client
 from esp_pubsub.engine.engine import Engine
 from esp_pubsub.engine.options import EngineOptions, LineStats
-from esp_pubsub.errors import EspError
+from esp_pubsub.engine.snapshot import NotASnapshot, Snapshot, read
+from esp_pubsub.errors import EspError, InputLost
 from esp_pubsub.publisher import Publisher, PublisherOptions
 from esp_pubsub.sender import Sender
 
 from .computation import INPUT, INPUTS, OUTPUTS, Step, make_model
 from .processes import LATEST, STALL, AlwaysLeads, MemberProcess, PacedProcess, Window
+from .programs import OUTPUT
 
 if TYPE_CHECKING:
     from .run import Run
 
 URL = "dfESP://sim:5555/project/query"
 INPUT_WINDOWS = tuple(Window(at, f"{URL}/{name}", "in") for at, name in enumerate(INPUTS))
-OUTPUT_WINDOWS = tuple(Window(at, f"{URL}/{name}", "out") for at, name in enumerate(OUTPUTS))
+OUTPUT_WINDOWS = tuple(Window(at, f"{URL}/{name}", "out", OUTPUT) for at, name in enumerate(OUTPUTS))
 ORDER = "sim:5555/M/F/engine/project/query/order"
+LONG_STEP = 2.0
 
 
 class EngineProcess(MemberProcess):
@@ -30,33 +35,43 @@ class EngineProcess(MemberProcess):
     def __init__(self, run: Run, name: str) -> None:
         super().__init__(run, name, 0.0)
         self.engine: Engine | None = None
-        self.steps = 0
+        self.takes_long = False
         self.claimed = [0] * len(run.windows)
 
     async def work(self, client: Client) -> None:
         """See `Process.work`."""
         self.sent_most = [self.sent(at) for at in range(len(self.run.windows))]
-        self.engine, self.steps, self.claimed = None, 0, [0] * len(self.run.windows)
+        self.engine, self.takes_long, self.claimed = None, False, [0] * len(self.run.windows)
         engine = self.engine = await self.opened(lambda: self._open(client))
         if self.run.plan.all_lead:
             vars(vars(engine)["_group"]).update(_election=AlwaysLeads())
-        await engine.wait()
+        try:
+            await engine.wait()
+        except InputLost as lost:
+            if not self.run.has_trimmed:
+                raise
+            self.run.tell(f"{self.process} was too far behind what is kept: {lost}")
+            self.run.kill(self, 0.3)
 
     async def _open(self, client: Client) -> Engine:
         plan, inputs = self.run.plan, [window.name for window in self.run.inputs]
         options = EngineOptions(
-            buffer=plan.buffer, stall=STALL, close_timeout=0.5, order="written" if plan.written else None
-        )
+            buffer=plan.buffer, stall=STALL, close_timeout=0.5, order="written" if plan.written else None,
+            snapshot_every=plan.snapshots or 60.0,
+        )  # fmt: skip
+        model = make_model(self._takes, inputs, self.run.program, timers=plan.timers)
         while True:
             with contextlib.suppress(TimeoutError):
                 async with self.in_a_hurry(0.05):
-                    return await client.engine(
-                        make_model(self._takes, inputs, timers=plan.timers), URL, options=options
-                    )
+                    return await client.engine(model, URL, snapshots=self.run.snapshots, options=options)
 
-    def _takes(self, step: Step) -> None:
-        self.run.order.take(self.process, self.steps, step)
-        self.steps += 1
+    def _takes(self, at: int, step: Step) -> None:
+        if self.takes_long:
+            self.takes_long = False
+            self.run.freeze(self, LONG_STEP)
+        if self.engine is not None and self.engine.stats.steps != at:
+            self.run.wrong(f"{self.process} counts {self.engine.stats.steps} steps, and its model {at}")
+        self.run.order.take(self.process, at, step)
         self._check_claims()
 
     def _check_claims(self) -> None:
@@ -82,7 +97,7 @@ class EngineProcess(MemberProcess):
         """See `Process.is_through`."""
         self._check_claims()
         order = self.run.order
-        if self.engine is None or not order.is_complete or self.steps != len(order.steps):
+        if self.engine is None or not order.is_complete or self.engine.stats.steps != len(order.steps):
             return False
         return [line.on_bus for line in self.lines] == [len(order.emitted[name]) for name in OUTPUTS]
 
@@ -158,3 +173,36 @@ class FeedProcess(PacedProcess):
     def is_through(self) -> bool:
         """See `Process.is_through`."""
         return self.publisher is not None and self.publisher.stats.acked == self.run.plan.blocks
+
+
+def harm_snapshots(run: Run, what: str, who: int) -> None:
+    """One is torn, at any byte; or inputs and order lose what the oldest one needs no more."""
+    found = [] if run.snapshots is None else sorted(run.snapshots.iterdir())
+    if not found or (what == "retention") != run.plan.retention:
+        return
+    if what == "retention":
+        kept = [snapshot for file in found if (snapshot := _counts(file)) is not None]
+        if kept:
+            _trim(run, kept[0])
+        return
+    torn = found[who % len(found)]
+    size = run.loop.rng.randrange(torn.stat().st_size + 1)
+    run.tell(f"{torn.name} has {size} bytes left")
+    os.truncate(torn, size)
+
+
+def _counts(file: Path) -> Snapshot | None:
+    """A snapshot that counts; None for any other file."""
+    with contextlib.suppress(NotASnapshot):
+        return read(file.read_bytes())[0] if file.suffix == ".snapshot" else None
+    return None
+
+
+def _trim(run: Run, oldest: Snapshot) -> None:
+    run.has_trimmed = True
+    firsts = [(each.topic, its.position) for each, its in zip(run.inputs, oldest.inputs, strict=True)]
+    for name, first in [*firsts, (ORDER, oldest.position or 1)]:
+        if first is not None:
+            topic = run.broker.topic(name)
+            topic.first = max(topic.first, first)
+            run.tell(f"{name} begins at {topic.first}")

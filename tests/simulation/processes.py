@@ -29,6 +29,14 @@ SCHEMA = "id*:int64,text:string"
 LATEST = 1_000.0
 STALL = 0.5
 
+Content = list[tuple[int, int, tuple[Any, ...]]]
+"""What a block says: opcode, flags and row of each event."""
+
+
+def content_of(block: Block) -> Content:
+    """What is compared of a block."""
+    return [(int(event.opcode), int(event.flags), tuple(event.values.values())) for event in block.events()]
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -37,6 +45,7 @@ class Window:
     at: int
     url: str
     side: Side
+    schema: str = SCHEMA
 
     @property
     def topic(self) -> str:
@@ -313,7 +322,7 @@ class SubscriberProcess(Process):
         group = self.all_of_them.group
         opened: Subscriber = await self.opened(
             lambda: client.subscriber(
-                self.window.url, side=self.window.side, start="earliest", group=group, schema=SCHEMA
+                self.window.url, side=self.window.side, start="earliest", group=group, schema=self.window.schema
             )
         )
         return opened
@@ -334,8 +343,8 @@ class SubscriberProcess(Process):
         lowest = self.began_behind if first else self.last
         if not lowest + 1 <= block.id <= max(lowest, group.tried) + 1:
             self.run.wrong(f"{self.process} got block {block.id}, and {lowest + 1} must come")
-        if block.rows() != self.run.rows(self.window, block.id):
-            self.run.wrong(f"{self.process} got {block.rows()} for block {block.id}")
+        if (content := content_of(block)) != self.run.content(self.window, block.id):
+            self.run.wrong(f"{self.process} got {content} for block {block.id}")
         if first and len(group.readers) == 1:
             group.tried = block.id - 1  # nothing further was stored, or it would not have come
 
@@ -373,7 +382,7 @@ class LateProcess(SubscriberProcess):
     async def open(self, client: Client) -> Subscriber:
         """See `SubscriberProcess.open`."""
         opened: Subscriber = await self.opened(
-            lambda: client.subscriber(self.window.url, side=self.window.side, start="latest", schema=SCHEMA)
+            lambda: client.subscriber(self.window.url, side=self.window.side, start="latest", schema=self.window.schema)
         )
         self.sent_before = max(member.sent(self.window.at) for member in self.run.members)
         self.run.tell(f"{self.process} is there, {self.sent_before} sent before")

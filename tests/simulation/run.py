@@ -11,9 +11,11 @@ different or bad; one that restarts goes on behind what it, or another reader of
 when it died; in the moment in which a delivery says acked or covered, or a flush or a hand-over returns, the block and
 all before it stand on the log, or in every subscriber's queue; what is cancelled has done nothing by half. Members of
 an engine take prefixes of one order, in which each block of each input stands once and in its place, timers stand where
-they are due, and time does not go back; what subscribers get is what that order yields (computation.py). At the end,
-when the faults have stopped: within `PATIENCE` virtual seconds every subscriber has every block, every member that
-lives has every block acknowledged or covered, and one member leads, the same one for a while.
+they are due, and time does not go back; what subscribers get is what that order yields (computation.py). All of that
+holds too where members, or all of them at once, are restarted from snapshots, of which some are torn, or the only way
+back because retention took what was before. At the end, when the faults have stopped: within `PATIENCE` virtual seconds
+every subscriber has every block, every member that lives has every block acknowledged or covered, and one member leads,
+the same one for a while.
 
     python -m tests.simulation --seeds 10000      as many runs; the first failure is told with its seed
     python -m tests.simulation --seed 4711        one run with its history
@@ -25,26 +27,45 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import os
 import random
+import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
-from esp_pubsub.engine import inputs, written
+from esp_pubsub.engine import inputs, snapshots, written
+from esp_pubsub.failover import join
 from esp_pubsub.testing._sim_bus import Broker, SimFeed, SimPipe
 from esp_pubsub.testing._virtual import PROCESS, Stuck, VirtualLoop
 from tests.model.explorer import Broken
 from tests.model.judges import Standing
 
 from .computation import OneOrder, script
-from .engines import INPUT_WINDOWS, ORDER, OUTPUT_WINDOWS, EngineProcess, FeedProcess
-from .processes import LATEST, WINDOW, LateProcess, MemberProcess, Process, Readership, SubscriberProcess, Window, row
+from .engines import INPUT_WINDOWS, ORDER, OUTPUT_WINDOWS, EngineProcess, FeedProcess, harm_snapshots
+from .processes import (
+    LATEST,
+    WINDOW,
+    Content,
+    LateProcess,
+    MemberProcess,
+    Process,
+    Readership,
+    SubscriberProcess,
+    Window,
+    row,
+)
+from .programs import Program
+from .programs import draw as draw_program
 
 PATIENCE = 40.0
 _QUIET = 1.0
 _EPOCH = 1_700_000_000_000_000
+_MEMORY = Path("/dev/shm")  # no disk has to be waited for
 
 Kind = Literal["log", "holes", "queues"]
 
@@ -101,6 +122,12 @@ class Plan:
     """The largest message of the order beside queues."""
     ahead: int
     """How many blocks of an input a member reads ahead of the order."""
+    snapshots: float
+    """Seconds between two snapshots of a member; 0 for none."""
+    retention: bool
+    """Whether inputs and order lose what no snapshot needs; else snapshots are torn."""
+    random_model: bool
+    """Whether steps do more than the input says, whatever a model may do."""
 
     def __str__(self) -> str:
         lines = [f"{name} = {getattr(self, name)}" for name in self.__slots__ if name != "accidents"]
@@ -112,8 +139,11 @@ _SUBSCRIBERS = ("freeze a subscriber", "kill a subscriber", "cut a subscriber")
 _BUS = ("stall", "slow")
 ENGINES = (
     "cut a line", "cut a line", "cut an input", "cut the order", "cut the order's reader", "cut a feeder", "close",
-    "set the clock",
+    "set the clock", "a long step", "kill all members", "kill all members", "tear a snapshot", "retention",
 )  # fmt: skip
+
+
+_OF_MEMBERS = {what for what in ENGINES if "feeder" not in what and "kill" not in what}
 
 
 def draw(seed: int) -> Plan:
@@ -153,6 +183,9 @@ def draw(seed: int) -> Plan:
         clocks=tuple(rng.choice((0.0, 0.0, 0.3, -3_600.0, 3_600.0)) for _ in range(members)),
         entry_bytes=rng.choice((256, 1 << 20)),
         ahead=rng.choice((2, 10_000)),
+        snapshots=rng.choice((0.0, 0.05, 0.05, 0.2)),
+        retention=rng.random() < 0.5,
+        random_model=rng.random() < 0.5,
     )
 
 
@@ -166,7 +199,7 @@ def _restless(plan: Plan) -> Iterator[Accident]:
 def of_engines(plan: Plan) -> Iterator[Accident]:
     """What goes wrong in an engine besides."""
     rng = random.Random(plan.seed + 4)
-    for _ in range(rng.randrange(5)):
+    for _ in range(rng.randrange(8)):
         yield Accident(
             rng.uniform(0.05, plan.calm_after), rng.choice(ENGINES), rng.randrange(6), rng.choice((0.3, 0.7, 1.2))
         )
@@ -185,6 +218,10 @@ class Run:
     broker: Broker = field(init=False)
     errors: list[str] = field(default_factory=list)
     dying: int = 0
+    snapshots: Path | None = None
+    """Where the members' snapshots are, if they take any."""
+    has_trimmed: bool = False
+    """Whether retention took something."""
 
     def __post_init__(self) -> None:
         self.loop = VirtualLoop(random.Random(self.plan.seed + 1))  # type: ignore[abstract]  # it has what the SDK calls
@@ -193,7 +230,9 @@ class Run:
         self.windows = OUTPUT_WINDOWS if self.plan.engine else (WINDOW,)
         self.inputs = INPUT_WINDOWS[: self.plan.inputs] if self.plan.engine else ()
         self.scripts = {each.name: script(self.plan.seed + 5 + each.at, self.plan.blocks) for each in self.inputs}
-        self.order = OneOrder(self, self.scripts, timers=self.plan.timers)
+        dice = random.Random(self.plan.seed + 6)
+        self.program = draw_program(dice, timers=self.plan.timers) if self.plan.random_model else Program()
+        self.order = OneOrder(self, self.scripts, self.program, timers=self.plan.timers)
         self.clocks = dict(zip("ABC", self.plan.clocks, strict=False))
         self.offsets = set(self.plan.clocks)
         self.feeders = [FeedProcess(self, each, self.plan.pace[each.at]) for each in self.inputs]
@@ -234,10 +273,10 @@ class Run:
         at = _EPOCH + int(1e6 * self.loop.time())
         return at + int(1e6 * min(self.offsets)), at + int(1e6 * max(self.offsets))
 
-    def rows(self, window: Window, id: int) -> object:
+    def content(self, window: Window, id: int) -> Content | None:
         """What a block says; None for one that nobody can have built."""
         if not self.plan.engine:
-            return [row(id)]
+            return [(1, 0, row(id))]
         emitted = self.order.emitted[window.name]
         return emitted[id - 1] if id <= len(emitted) else None
 
@@ -287,16 +326,42 @@ class Run:
         log.addHandler(handler)
         log.setLevel(logging.INFO)
         random.seed(self.plan.seed + 2)
-        own = written.wall_clock, inputs._AHEAD_BLOCKS
-        written.wall_clock, inputs._AHEAD_BLOCKS = self.clock, self.plan.ahead
         try:
-            yield
+            with contextlib.ExitStack() as stack:
+                self._set_up(stack)
+                yield
         finally:
-            written.wall_clock, inputs._AHEAD_BLOCKS = own
             random.setstate(before)
             log.removeHandler(handler)
             log.setLevel(level)
             log.propagate = True
+
+    def _set_up(self, stack: contextlib.ExitStack) -> None:
+        """Clocks, numbers and files are those of this world, as long as it runs."""
+        drawn = SimpleNamespace(randbits=random.getrandbits)
+        for module, name, value in (
+            (written, "wall_clock", self.clock),
+            (inputs, "_AHEAD_BLOCKS", self.plan.ahead),
+            (join, "secrets", drawn),
+            (snapshots, "secrets", drawn),
+            (snapshots, "time", SimpleNamespace(time=self.loop.time)),
+            (snapshots, "_create", self._stamped(snapshots._create)),
+            (snapshots, "_append", self._stamped(snapshots._append)),
+        ):
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)
+        if self.plan.engine and self.plan.snapshots:
+            place = tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None)
+            self.snapshots = Path(stack.enter_context(place))
+
+    def _stamped(self, write: Callable[..., None]) -> Callable[..., None]:
+        """A file is as old as this world's clock says."""
+
+        def stamped(file: Path, *what: Any) -> None:
+            write(file, *what)
+            os.utime(file, (self.loop.time(), self.loop.time()))
+
+        return stamped
 
     async def _all(self) -> None:
         for subscriber in self.subscribers:
@@ -352,14 +417,14 @@ class Run:
             member.hand_over()
         elif "the input" in what:
             self._interrupt(accident)
-        elif what in ENGINES and isinstance(member, EngineProcess) and "feeder" not in what:
+        elif what in _OF_MEMBERS and isinstance(member, EngineProcess):
             self._happens_to_engine(member, accident)
         elif what.startswith("freeze"):
-            self._freeze(process, seconds)
+            self.freeze(process, seconds)
         elif what.startswith("cut"):
             self.broker.cut(process.process, seconds)
         else:
-            for victim in self.members if what == "kill all" else [process]:
+            for victim in self.members if what.startswith("kill all") else [process]:
                 self.kill(victim, seconds)
 
     def _whose(self, accident: Accident) -> Process:
@@ -374,7 +439,7 @@ class Run:
             if accident.what == "pause the input":
                 feeder.pause = accident.seconds
             else:
-                self._freeze(feeder, accident.seconds)
+                self.freeze(feeder, accident.seconds)
             return
         member = self.members[accident.who % len(self.members)]
         if accident.what == "pause the input":
@@ -387,6 +452,10 @@ class Run:
         match accident.what:
             case "close":
                 member.close(seconds)
+            case "a long step":
+                member.takes_long = True
+            case "tear a snapshot" | "retention":
+                self.loop.run_in_executor(None, harm_snapshots, self, accident.what, accident.who)  # files block
             case "set the clock":
                 self.clocks[member.name] = (-3_600.0, -1.0, 1.0, 3_600.0)[accident.who % 4]
                 self.offsets.add(self.clocks[member.name])
@@ -399,7 +468,8 @@ class Run:
                 what = SimFeed if "reader" in accident.what else SimPipe
                 self.broker.cut_topic(member.process, ORDER, seconds, what)
 
-    def _freeze(self, process: Process, seconds: float) -> None:
+    def freeze(self, process: Process, seconds: float) -> None:
+        """It stands still for a while."""
         if process.alive:
             name = process.process
             self.loop.frozen.add(name)

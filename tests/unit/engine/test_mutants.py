@@ -6,19 +6,23 @@ they draw. The real classes, unchanged, pass: that is what test_simulation.py sh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from esp_pubsub.bus import Message
-from esp_pubsub.engine import written
+from esp_pubsub.engine import order_topic, snapshots, written
+from esp_pubsub.engine.beginning import Begun
 from esp_pubsub.engine.inputs import LogInput, Offer, QueueInput
 from esp_pubsub.engine.order import FIRST, LAST, Entry, Order, Proposal, _decode
+from esp_pubsub.engine.snapshots import Named, Snapshots, Standing
 from esp_pubsub.engine.stepping import Stepping
 from esp_pubsub.engine.timers import Timers
 from esp_pubsub.engine.written import WrittenOrder
-from esp_pubsub.errors import BadFrame
+from esp_pubsub.errors import BadFrame, InputLost
 from esp_pubsub.wire.frame import Frame, frames, parse
 from tests.simulation.run import Wrong, run
 
@@ -164,6 +168,80 @@ def timers_that_come_after_the_blocks_of_their_entry(patch: pytest.MonkeyPatch) 
 @caught(timers=True)
 def a_timer_that_was_cancelled_a_moment_ago_and_fires(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Timers, "take", lambda self, key: True)
+
+
+# snapshots
+
+RESTARTS: dict[str, Any] = {"snapshots": 0.05, "blocks": 40, "retention": False}
+
+
+@caught(**RESTARTS, buffer=100, faults=0.1)
+def a_snapshot_that_counts_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Snapshots, "_counts", lambda self, pending: True)
+
+
+@caught(**RESTARTS)
+def a_snapshot_that_is_restored_though_it_does_not_count(patch: pytest.MonkeyPatch) -> None:
+    files = Named.files
+
+    def all_of_them(self: Named, directory: Path, kind: str) -> list[Path]:
+        found = files(self, directory, kind)
+        return sorted(found + files(self, directory, "new"), reverse=True) if kind == "snapshot" else found
+
+    patch.setattr(Named, "files", all_of_them)
+
+
+@caught(**RESTARTS, written=True, ahead=10_000)
+def a_snapshot_with_the_inputs_as_they_were_read_and_not_as_they_were_taken(patch: pytest.MonkeyPatch) -> None:
+    standing = WrittenOrder.standing.fget  # type: ignore[attr-defined]
+
+    def as_read(self: WrittenOrder) -> Standing:
+        ends = tuple((each.end, None) if isinstance(each, LogInput) else (None, None) for each in self._inputs)
+        found: Standing = standing(self)
+        return found._replace(inputs=ends)
+
+    patch.setattr(WrittenOrder, "standing", property(as_read))
+
+
+@caught(**RESTARTS)
+def a_snapshot_without_the_state_of_the_accept_rule(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(snapshots, "accept_state", lambda accept: [])
+
+
+@caught(**RESTARTS, timers=True)
+def a_snapshot_without_timers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Timers, "items", lambda self: [])
+
+
+@caught(**RESTARTS, timers=True)
+def timers_that_are_restored_for_another_time(patch: pytest.MonkeyPatch) -> None:
+    items = Timers.items
+    patch.setattr(Timers, "items", lambda self: [(key, at + 1_000) for key, at in items(self)])
+
+
+@caught(**RESTARTS)
+def a_snapshot_in_the_middle_of_what_belongs_together(patch: pytest.MonkeyPatch) -> None:
+    @contextlib.asynccontextmanager
+    async def in_parts(self: Stepping) -> AsyncIterator[None]:
+        yield
+
+    patch.setattr(Stepping, "whole", in_parts)
+
+
+@caught(snapshots=0.05, retention=True, blocks=40)
+def a_beginning_that_is_written_on_an_order_that_lost_its_own(patch: pytest.MonkeyPatch) -> None:
+    async def forgotten(*_: Any) -> None:
+        return None
+
+    first_entry = order_topic._first_entry
+
+    async def or_none(*arguments: Any) -> Begun | None:
+        with contextlib.suppress(InputLost):
+            return await first_entry(*arguments)
+        return None
+
+    patch.setattr(order_topic, "retained_beginning", forgotten)
+    patch.setattr(order_topic, "_first_entry", or_none)
 
 
 @pytest.mark.parametrize(("mutant", "changes"), CAUGHT)

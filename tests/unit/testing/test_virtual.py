@@ -1,6 +1,7 @@
 """The virtual clock and faults, as a user's tests have them."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from typing import Any
@@ -113,3 +114,21 @@ def test_notices_come_to_whoever_asked_for_them() -> None:
 
     run_virtual(scene)
     assert [type(notice).__name__ for notice in told] == ["Failure", "Reconnected"]
+
+
+def test_what_a_thread_is_given_is_done_a_moment_later() -> None:
+    def fails() -> None:
+        raise OSError("so")
+
+    async def scene(init: Any) -> None:
+        assert await asyncio.to_thread(lambda: 7) == 7
+        with pytest.raises(OSError, match="so"):
+            await asyncio.to_thread(fails)
+        done: list[int] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await asyncio.to_thread(done.append, 1)
+        await asyncio.sleep(1)
+        assert done == [1]  # a thread that was begun is not cancelled
+
+    run_virtual(scene)
