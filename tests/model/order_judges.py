@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from esp_pubsub.bus import Message
@@ -17,6 +20,9 @@ from esp_pubsub.encode import Encoder
 from esp_pubsub.engine.model import Calls
 from esp_pubsub.engine.order import Entry, Order, Proposal, Taken, next_entry
 from esp_pubsub.engine.out import Out
+from esp_pubsub.engine.snapshot import InputState, LineState, Snapshot, Writer, accept_state, sources_of
+from esp_pubsub.engine.snapshot import read as read_file
+from esp_pubsub.engine.snapshots import Pending, Snapshots
 from esp_pubsub.engine.steps import Reading, Steps
 from esp_pubsub.errors import InputDiffers, StepFailed
 from esp_pubsub.events import Block
@@ -29,7 +35,7 @@ from esp_pubsub.schema import Schema
 from esp_pubsub.wire.frame import BLOCK, BODY_AT, ROWS, Frame, frames, parse, seal
 from esp_pubsub.writer import BlockWriter
 
-from .explorer import Broken
+from .explorer import Broken, freeze, thaw
 from .judges import SOURCE, Reader
 
 LINES = "PR"
@@ -62,10 +68,14 @@ def _sealed(input: int, id: int) -> Any:
 
 
 class Model:
-    """The user's model and its judge. `due` are timers that have to fire before anything else."""
+    """The user's model and its judge. `due` are timers that have to fire before anything else. One with a `flaw` goes
+    wrong in the step of that name: its state is another one from then on, and so is what it emits.
+    """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, flaw: str = "") -> None:
         self.plan = plan
+        self.flaw = flaw
+        self.is_wrong = False
         self.trace: tuple[tuple[str, int], ...] = ()
         self.next = [1] * len(WINDOWS)
         self.now = 0
@@ -108,7 +118,7 @@ class Model:
         self.trace = (*self.trace, (name, out.now))
         for what, on, at in dict(self.plan).get(name, ()):
             if what == "emit":
-                out.emit(on, [(len(self.trace), out.now)])
+                out.emit(on, [(len(self.trace), out.now + 1_000 * self.is_wrong)])
                 continue
             self.due = tuple(key for key in self.due if key != on)
             if what == "wake":
@@ -117,15 +127,18 @@ class Model:
             else:
                 self.timers.pop(on, None)
                 out.cancel(on)
+        self.is_wrong = self.is_wrong or name == self.flaw
 
 
 class Member:
     """A member. `pending` is what remains of the entry at hand, `carried` are the messages that entries contained,
-    `counted` the frames that counted. `taken` is how far entries took the log.
+    `counted` the frames that counted. `taken` is how far entries took the log. It has `left` once it found that it
+    differs.
     """
 
-    def __init__(self, name: str, plan: Plan, *, room: int) -> None:
-        self.model = Model(plan)
+    def __init__(self, name: str, plan: Plan, *, room: int, flaw: str = "") -> None:
+        self.model = Model(plan, flaw)
+        self.left = False
         outboxes = [Outbox(room, 1 << 20) for _ in LINES]
         lines = [Line(SOURCE, 0, outbox, suffix_only=True, buffer=10) for outbox in outboxes]
         writers = [BlockWriter(_SCHEMA, _ENCODER, outbox, SOURCE, 0, 1 << 20) for outbox in outboxes]
@@ -176,6 +189,7 @@ class MemberView(NamedTuple):
     eligible: bool
     next: tuple[int, ...]
     timers: int
+    left: bool
 
 
 def view(core: Member) -> MemberView:
@@ -186,7 +200,7 @@ def view(core: Member) -> MemberView:
     return MemberView(
         core.model.trace, core.counted, core.carried, core.taken, len(core.pending), core.proposal is not None,
         core.confirms, core.steps.timers.next, lines, core.member.eligible, tuple(core.model.next),
-        len(core.model.timers),
+        len(core.model.timers), core.left,
     )  # fmt: skip
 
 
@@ -229,7 +243,7 @@ def carry_out(core: Member, entry: Entry, log: Logs) -> None:
 def go_on(core: Member, log: Logs) -> None:
     """It goes on with the entry at hand, as far as its lines have room."""
     steps = core.steps
-    while core.pending:
+    while core.pending and not core.left:
         what, *of = core.pending[0]
         if what in ("fires", "block") and not has_room(core):
             return
@@ -257,7 +271,7 @@ def _step(core: Member, what: str, *of: Any) -> None:
     except StepFailed as failed:
         raise failed.__cause__ if isinstance(failed.__cause__, Broken) else failed from None
     except InputDiffers as differs:
-        raise Broken(f"it emits another block {differs.id} than the one on the bus") from None
+        leave(core, f"it emits another block {differs.id} than the one on the bus")
 
 
 def has_room(core: Member) -> bool:
@@ -329,6 +343,83 @@ def hear(core: Member, at: int, m: int, chain: int | None, log: Logs) -> None:
     try:
         core.member.lines[at].heard(0, m, chain)
     except InputDiffers as differs:
-        raise Broken(f"it leaves for block {differs.id}") from None
+        leave(core, f"it leaves for block {differs.id}")
     go_on(core, log)
     decide(core)
+
+
+def leave(core: Member, why: str) -> None:
+    """It differs from the others: as it has to where its model has a flaw."""
+    if not core.model.flaw:
+        raise Broken(why)
+    core.left = True
+
+
+# snapshots
+
+
+@dataclass(eq=False)
+class Kept:
+    """A snapshot: a file, and what in a real one is the model's state. `counted` are the frames up to its place."""
+
+    file: bytes
+    model: Model
+    counted: tuple[bytes, ...]
+    carried: frozenset[bytes]
+    lasts: tuple[int, ...]
+
+
+def keep(core: Member) -> Kept:
+    """Take one, between two entries."""
+    steps, lines = core.steps, core.member.lines
+    inputs = [
+        InputState(each.window, core.taken if at == LOG else None, None, each.accept.from_start,
+                   accept_state(each.accept))
+        for at, each in enumerate(steps.inputs)
+    ]  # fmt: skip
+    snapshot = Snapshot(
+        order=_ORDER, beginning=BEGUN, version="", place=core.order.last, chain=core.order.chain,
+        position=len(core.counted), incarnation=None, inputs=inputs,
+        lines=[LineState(topic, line.outbox.last, line.outbox.chain) for topic, line in zip(LINES, lines, strict=True)],
+        steps=steps.taken, step_chain=steps.chain, marks=list(steps.marks.items()), now=steps.now,
+        timers=steps.timers.items(),
+    )  # fmt: skip
+    writer = Writer()
+    file = writer.head(snapshot) + writer.end()
+    lasts = tuple(line.outbox.last for line in lines)
+    return Kept(file, core.model, core.counted, core.carried, lasts)
+
+
+def restored(core: Member, kept: Kept) -> None:
+    """A member that has just started stands where the snapshot was taken; see opening.py."""
+    snapshot, _ = read_file(kept.file)
+    steps = core.steps
+    core.model = thaw(freeze(kept.model))
+    core.model.flaw = ""  # whatever went wrong there, it goes on from its state
+    core.order = Order(_ORDER, 0, snapshot.place, snapshot.chain)
+    core.counted, core.carried = kept.counted, kept.carried
+    core.taken = snapshot.inputs[LOG].position or 0
+    for reading, its in zip(steps.inputs, snapshot.inputs, strict=True):
+        reading.accept.from_start, reading.accept.sources = its.from_start, sources_of(its)
+    for line, at in zip(core.member.lines, snapshot.lines, strict=True):
+        line.begin_after(at.last, at.chain)
+    calls = Calls(core.model.step, core.model.timer, timed=True)
+    steps.go_on(calls, snapshot.steps, snapshot.step_chain, dict(snapshot.marks))
+    steps.now = snapshot.now
+    for key, when in snapshot.timers:
+        steps.timers.set(key, when)
+
+
+def counts(core: Member, lasts: tuple[int, ...], *, quiet: bool) -> bool:
+    """Whether one counts by now that was taken here. `quiet`: nothing came for so long that this is taken for a
+    proof.
+    """
+    rule: Any = SimpleNamespace(
+        _lines=core.member.lines, _every=0.0, _loop=SimpleNamespace(time=lambda: 1.0 if quiet else -1.0)
+    )
+    return Snapshots._counts(rule, Pending(Path(), lasts, 0, 0.0))
+
+
+def kept_view(kept: Kept) -> Kept:
+    """A snapshot as it was."""
+    return kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from esp_pubsub.wire.frame import parse
@@ -13,9 +13,10 @@ from . import judges
 from . import order_judges as engine
 from .explorer import Broken, Moves, Workshop
 from .judges import Reader
-from .order_judges import LINES, LOG, QUEUE, Member, MemberView, Plan
+from .order_judges import LINES, LOG, QUEUE, Kept, Member, MemberView, Plan
 
 FAULTS = ("gives up", "restarts", "dies", "all restart")
+RESTARTS = ("restarts", "all restart", "a snapshot is torn")
 HOLES = (*FAULTS, "loses a frame")
 MUCH = 1_000
 
@@ -24,11 +25,15 @@ Sent = tuple[tuple[int, ...], ...]
 
 
 class Seat(NamedTuple):
-    """A member, None once it is dead; how far it has read the order, and what of its pipe has not come there yet."""
+    """A member, None once it is dead; how far it has read the order, and what of its pipe has not come there yet. It
+    has `taken` a snapshot that does not count yet, and was itself restored `from` one.
+    """
 
     core: int | None
     read: int = 0
     pipe: tuple[bytes, ...] = ()
+    taken: int | None = None
+    restored: int | None = None
 
 
 class State(NamedTuple):
@@ -45,6 +50,8 @@ class State(NamedTuple):
     queue: tuple[bytes, ...] = ()
     holder: int | None = None
     strays: tuple[tuple[bytes, ...], ...] = ()
+    disk: tuple[tuple[int, int], ...] = ()
+    """The snapshots that count, the newest last, each with who took it."""
 
 
 @dataclass(eq=False)
@@ -59,6 +66,11 @@ class OrderScene:
     that does not count is not kept, and one that cannot any more comes at once.
 
     `faults` cost a life each. Where a frame was lost, its writer gives up in the end.
+
+    With `snapshots` members take them, one at a time, and are restarted from the newest that counts; two are kept. The
+    model of the second member may have a `flaw`: it never leads, and leaves once it is found to differ. With `quiet` a
+    snapshot counts without a later block too. Then a flaw may be in one that counts until its member has left, so
+    faults come only after that.
     """
 
     name: str
@@ -72,6 +84,9 @@ class OrderScene:
     room: int = 0
     lives: int = 1
     faults: tuple[str, ...] = FAULTS
+    snapshots: bool = False
+    flaw: str = ""
+    quiet: bool = True
     quick: bool = False
     works: Workshop = field(default_factory=Workshop, repr=False)
     basis: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict, repr=False)
@@ -85,7 +100,8 @@ class OrderScene:
 
     def member(self, at: int) -> int:
         """A member that starts."""
-        return self.works.keep(Member("ABC"[at], self.plan, room=self.room or MUCH))
+        flaw = self.flaw if at == 1 else ""
+        return self.works.keep(Member("ABC"[at], self.plan, room=self.room or MUCH, flaw=flaw))
 
     def start(self) -> State:
         """Nothing has been sent."""
@@ -124,7 +140,7 @@ class OrderScene:
         for at, seat, core in self._alive(state):
             for label, make in self._member_moves(state, at, seat, core):
                 yield f"{label} ({'ABC'[at]})", make
-        if state.lives:
+        if state.lives and not (self.flaw and self.quiet and state.seats[1].core is not None):
             yield from self._faults(state, state._replace(lives=state.lives - 1))
 
     def _is_at_end(self, state: State, seat: Seat) -> bool:
@@ -148,10 +164,20 @@ class OrderScene:
             yield "hears nothing of its entry", partial(self.give_up, state, at)
         if now.confirms:
             yield "confirms the queue", partial(self.confirm, state, at, now)
-        if not now.pending and not now.proposes and not seat.pipe:
+        if not now.pending and not now.proposes and not seat.pipe and not (self.flaw and at == 1):
             yield from self._proposals(state, at, now)
         if self.room:
             yield from self._line_moves(state, at, now)
+        if self.snapshots:
+            yield from self._snapshot_moves(state, at, seat, now)
+
+    def _snapshot_moves(self, state: State, at: int, seat: Seat, now: MemberView) -> Moves:
+        newest = self._place(state.disk[-1][1]) if state.disk else 0
+        if seat.taken is not None:
+            if self.works.look(self.core(state, at), _counts(self.kept(seat.taken).lasts, self.quiet)):
+                yield "its snapshot counts", partial(self.mark, state, at, seat.taken)
+        elif not now.pending and len(now.counted) > newest:
+            yield "takes a snapshot", partial(self.take, state, at)
 
     def _proposals(self, state: State, at: int, now: MemberView) -> Moves:
         reads = state.queue[now.confirms :] if state.holder in (None, at) else ()
@@ -165,13 +191,14 @@ class OrderScene:
 
     def _line_moves(self, state: State, at: int, now: MemberView) -> Moves:
         for line, ours in enumerate(now.lines):
-            if now.eligible and ours.first <= ours.m + 1 <= ours.last:
+            if now.eligible and ours.first <= ours.m + 1 <= ours.last and not (self.flaw and at == 1):
                 yield f"sends {LINES[line]} {ours.m + 1}", partial(self.send, state, at, line)
             for _, _, other in self._alive(state):
                 theirs = self.view(other).lines[line]
                 if theirs.m > ours.m:
                     label = f"hears that {LINES[line]} is at {theirs.m}"
-                    yield label, partial(self.change, state, at, engine.hear, line, theirs.m, theirs.chain)
+                    for chain in {theirs.chain, None} if self.flaw else {theirs.chain}:  # not every beat has one
+                        yield label, partial(self.change, state, at, engine.hear, line, theirs.m, chain)
 
     def _faults(self, state: State, after: State) -> Moves:
         for at, seat, core in self._alive(state):
@@ -186,6 +213,8 @@ class OrderScene:
                 yield f"dies ({who})", partial(self.die, after, at)
         if "all restart" in self.faults:
             yield "all restart", partial(self.restart_all, after)
+        if "a snapshot is torn" in self.faults and state.disk:
+            yield "the newest snapshot is torn", partial(State._replace, after, disk=state.disk[:-1])
 
     # what a member does
 
@@ -194,6 +223,8 @@ class OrderScene:
         log = state.log[: self.view(state.truth).taken]
         core = self.works.change(self.core(state, at), call, *arguments, log)
         now, truth = self.view(core), self.view(state.truth)
+        if now.left:
+            return self.withdraw(self.die(state, at), at, state.seats[at])
         is_at_end = self._is_at_end(state, state.seats[at]) and not now.pending
         if now.trace != (truth.trace if is_at_end else truth.trace[: len(now.trace)]):
             raise Broken(f"its steps are {now.trace}, those of the order {truth.trace}")
@@ -272,8 +303,38 @@ class OrderScene:
         return _seat(state, at, seat._replace(pipe=()))._replace(strays=strays, holder=holder)
 
     def restart(self, state: State, at: int) -> State:
-        """A process died and another one takes its place: it reads the order from the beginning."""
-        return _seat(self._drop(state, at), at, Seat(self.member(at)))
+        """A process died and another one takes its place: from the newest snapshot on, or from the beginning."""
+        state, core = self._drop(state, at), self.member(at)
+        if not state.disk:
+            return _seat(state, at, Seat(core))
+        number = state.disk[-1][1]
+        kept = self.kept(number)
+        for line, last in enumerate(kept.lasts):
+            if self.on_bus(state, line) < last:
+                raise Broken(f"it is restored after block {last} of {LINES[line]}, and the bus does not hold it")
+        core = self.works.change(core, engine.restored, kept)
+        return _seat(state, at, Seat(core, len(kept.counted), restored=number))
+
+    def kept(self, number: int) -> Kept:
+        """A snapshot."""
+        return self.works.look(number, engine.kept_view)
+
+    def _place(self, number: int) -> int:
+        return len(self.kept(number).counted)
+
+    def take(self, state: State, at: int) -> State:
+        """It takes a snapshot."""
+        taken = self.works.keep(self.works.look(self.core(state, at), engine.keep))
+        return _seat(state, at, state.seats[at]._replace(taken=taken))
+
+    def mark(self, state: State, at: int, kept: int) -> State:
+        """It counts, durably."""
+        disk = sorted([*state.disk, (at, kept)], key=lambda owned: self._place(owned[1]))
+        return _seat(state, at, state.seats[at]._replace(taken=None))._replace(disk=tuple(disk[-2:]))
+
+    def withdraw(self, state: State, at: int, seat: Seat) -> State:
+        """A member that differs leaves: what it took, and what it was restored from, counts no more."""
+        return state._replace(disk=tuple(owned for owned in state.disk if owned[0] != at and owned[1] != seat.restored))
 
     def restart_all(self, state: State) -> State:
         """All of them."""
@@ -329,6 +390,11 @@ class OrderScene:
         order = " ".join(str(parse(frame).id) for frame in self.view(state.truth).counted)
         steps = ", ".join(name for name, _ in self.view(state.truth).trace)
         return "; ".join([*seats, f"order [{order}] {steps}", f"queue {len(state.queue)} of {state.holder}"])
+
+
+@cache
+def _counts(lasts: tuple[int, ...], quiet: bool) -> Callable[[Member], bool]:
+    return partial(engine.counts, lasts=lasts, quiet=quiet)
 
 
 def _seat(state: State, at: int, seat: Seat) -> State:

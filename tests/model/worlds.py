@@ -16,7 +16,8 @@ and only the machine itself, asked what is due, ends its lead: so it is seen whe
 of its lines lets another one lead.
 
 An engine with a written order. Its members believe to lead whenever they like; then they propose what comes next, and
-send what the order yields. What is asked there is whether all of them take the same steps, and each input block once.
+send what the order yields. What is asked there is whether all of them take the same steps, and each input block once;
+and whether all of that holds where members are restarted from snapshots that count by the real rule.
 
     python -m tests.model            every world, its states and what it took
     python -m tests.model retention  some of them
@@ -32,7 +33,7 @@ from .group_scene import GroupScene
 from .judges import Code
 from .line_scene import FAULTS, LineScene
 from .newcomer_scene import NewcomerScene
-from .order_scene import HOLES, MUCH, OrderScene
+from .order_scene import HOLES, MUCH, RESTARTS, OrderScene
 from .scene import Scene
 
 
@@ -81,6 +82,23 @@ def _of_engines() -> list[OrderScene]:
         OrderScene("order, everything", "a log, a queue, a timer and two lines", room=1, log=((1,),), queue=((1,),),
                    plan=(("Log 1", (_TO_P, ("wake", "t", 1))), ("Queue 1", (_TO_R,)), ("t", (_TO_P,))),
                    faults=("dies",)),
+        OrderScene("order, snapshots, one block", "all members go on from snapshots, of which one is torn",
+                   snapshots=True, room=1, log=((1,),), plan=(("Log 1", (_TO_R, _TO_P)),), lives=2, faults=RESTARTS,
+                   quick=True),
+        OrderScene("order, snapshots, two lines", "of a snapshot one line is on the bus, and the other is not yet",
+                   snapshots=True, room=1, log=((1, 2),), plan=(("Log 1", (_TO_P,)), ("Log 2", (_TO_R,))),
+                   faults=("all restart", "a snapshot is torn")),
+        OrderScene("order, snapshots, queue", "a block that came too early is held in a snapshot", snapshots=True,
+                   queue=((2, 1),), faults=RESTARTS),
+        OrderScene("order, snapshots, timers", "timers are due after a restart", snapshots=True, times=(1, 2),
+                   log=((1,),), faults=RESTARTS,
+                   plan=(("Log 1", (("wake", "b", 2), ("wake", "a", 2))), ("a", (("wake", "b", 1),)))),
+        OrderScene("order, snapshots, a flaw", "a member's state goes wrong before that shows, all restart",
+                   snapshots=True, room=2, log=((1, 2, 3),), flaw="Log 1", quiet=False, faults=("all restart",),
+                   plan=(("Log 1", (_TO_P,)), ("Log 2", (_TO_P,)), ("Log 3", (_TO_P,))), quick=True),
+        OrderScene("order, snapshots, a flaw that is found", "a member with snapshots that count is found to differ",
+                   snapshots=True, room=2, log=((1, 2, 3),), flaw="Log 1", faults=("all restart",),
+                   plan=(("Log 1", (_TO_P,)), ("Log 2", (_TO_P,)), ("Log 3", (_TO_P,))), quick=True),
     ]  # fmt: skip
 
 

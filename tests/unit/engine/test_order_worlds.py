@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from esp_pubsub.engine.order import Entry, Order, Proposal
+from esp_pubsub.engine.snapshot import SourceState, accept_state
+from esp_pubsub.engine.snapshots import Pending, Snapshots
 from esp_pubsub.engine.timers import Timers
+from esp_pubsub.failover.accept import Accept
 from esp_pubsub.failover.line import Line
 from esp_pubsub.failover.membership import Membership
 from esp_pubsub.wire.frame import Frame, parse
-from tests.model import order_judges, worlds
+from tests.model import order_judges, order_scene, worlds
 from tests.model.explorer import Counterexample
 from tests.model.order_judges import LOG, QUEUE, Logs, Member
 
@@ -210,3 +214,50 @@ def a_full_line_waits_for_room_while_another_is_behind(patch: pytest.MonkeyPatch
 @caught_in("order, lines, deaths", "more than the buffer beyond the bus")
 def a_step_begins_whatever_the_lines_hold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "room", lambda self, line, size: True)
+
+
+# snapshots
+
+
+@caught_in("order, snapshots, one block", "the bus does not hold it")
+def a_snapshot_counts_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Snapshots, "_counts", lambda self, pending: True)
+
+
+@caught_in("order, snapshots, a flaw", "is not what the order yields")
+def a_snapshot_counts_by_how_far_the_bus_is_without_the_chain(patch: pytest.MonkeyPatch) -> None:
+    counts = Snapshots._counts
+
+    def by_m(self: Snapshots, pending: Pending) -> bool:
+        for line in self._lines:
+            line.agreed = max(line.agreed, min(line.m, line.outbox.last))
+        return counts(self, pending)
+
+    patch.setattr(Snapshots, "_counts", by_m)
+
+
+@caught_in("order, snapshots, a flaw", "is not what the order yields")
+def a_snapshot_counts_without_a_later_block(patch: pytest.MonkeyPatch) -> None:
+    def unproven(self: Snapshots, pending: Pending) -> bool:
+        lines = zip(self._lines, pending.lines, strict=True)
+        return all(min(line.agreed, line.m) >= last for line, last in lines)
+
+    patch.setattr(Snapshots, "_counts", unproven)
+
+
+@caught_in("order, snapshots, a flaw that is found", "is not what the order yields")
+def marks_are_not_withdrawn(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(order_scene.OrderScene, "withdraw", lambda self, state, at, seat: state)
+
+
+@caught_in("order, snapshots, queue", "its steps are")
+def a_snapshot_forgets_what_is_held(patch: pytest.MonkeyPatch) -> None:
+    def forgetful(accept: Accept) -> list[SourceState]:
+        return [msgspec.structs.replace(state, held=[]) for state in accept_state(accept)]
+
+    patch.setattr(order_judges, "accept_state", forgetful)
+
+
+@caught_in("order, snapshots, timers", "its steps are|was due and did not fire|fired where|can not be delivered")
+def a_snapshot_forgets_timers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Timers, "items", lambda self: [])
