@@ -5,7 +5,9 @@ checker. A run that fails prints its seed, keeps its place, and makes the exit c
 --members M` plays the same plan again; what the machine does in between differs. Servers are started as needed.
 
 `--system engine` has the members run a model with one input or two, in derived or in written order: what subscribers of
-both its output windows got must be what the model emits over the order that was decided.
+both its output windows got must be what the model emits over the order that was decided. `--only all-killed --runs 100`
+kills all members at once, at random points, and restarts them from snapshots; with `--only all-lead` every member is
+active all the time.
 
 `--system spark` has a Spark driver read the group's topic, and harms that too: table and topic that it writes must be
 what they are when nothing happens. A run takes about two minutes.
@@ -90,6 +92,8 @@ def summary(reports: list[Report], options: str) -> str:
     blocks = sum(report.verdict.published for report in reports if report.verdict is not None)
     takeovers = sum(report.takeovers for report in reports)
     lines.append(f"{len(reports)} runs, {takeovers} takeovers, {blocks} blocks, {len(failed)} failed")
+    if restored := sum(report.restored for report in reports):
+        lines.append(f"{restored} members went on from snapshots")
     for r in failed:
         mode = f" --mode {r.mode}" if r.mode else ""
         lines.append(f"  again: {options}{mode} --seed {r.seed} --runs 1 --only {r.fault} --members {r.members}")

@@ -41,9 +41,12 @@ class EngineRun(Run):
         kept = self.dice.choice(("", str(self.place / "snapshots")))
         if fault == "other-input":
             kept = ""  # who goes on from the others' state computes what they do
+        if fault == "all-killed":
+            kept = str(self.place / "snapshots")
         self._engine = EngineJob(
             **{**asdict(self._job), "window": self.window, "blocks": self.blocks, "rate": self.rate},
             shape=self.report.shape, buffer=drawn[1], long_steps=long_steps, snapshots=kept,
+            all_lead=fault == "all-lead",
         )  # fmt: skip
         self._job = self._engine
         self.emitted: dict[int, Emitted] = {}
@@ -145,6 +148,7 @@ class EngineRun(Run):
             self.report.wrong.append("what it must have emitted was not found")
             return
         self.report.wrong += emitted.judge(self._engine)
+        self.report.restored = sum("restored" in said for member in self.members for said in member.said)
         for member in self.members:
             for said in member.said:
                 if "state" in said and member.job.run == self.end_run and said["state"] != emitted.state:
@@ -188,7 +192,37 @@ async def long_step(run: Run) -> None:
     await run.start_member()
 
 
-ENGINE_FAULTS: dict[str, Fault] = {"kill-standby": kill_standby, "slow-input": slow_input, "long-step": long_step}
+async def all_killed(run: Run) -> None:
+    """All members are killed at once, at some random points, and started again from their snapshots."""
+    await run.moment(0.1, 0.6)
+    for _ in range(run.dice.randint(1, 3)):
+        run.harmed("all-killed")
+        for member in run.members:
+            member.kill()
+        await run.pause(0.0, 0.2)
+        for _ in range(run.report.members):
+            await run.start_member()
+        if run.dice.random() < 0.7:
+            await run.active()
+        await run.pause(0.0, 0.6)
+
+
+async def all_lead(run: Run) -> None:
+    """Every member is active all the time: all write the order, and all send. One is killed."""
+    run.harmed("all-lead")
+    await run.until(lambda: len(run.leaders()) == run.report.members)
+    await run.moment(0.3, 0.7)
+    run.dice.choice(run.leaders()).kill()
+    await run.start_member()
+
+
+ENGINE_FAULTS: dict[str, Fault] = {
+    "kill-standby": kill_standby,
+    "slow-input": slow_input,
+    "long-step": long_step,
+    "all-killed": all_killed,
+    "all-lead": all_lead,
+}
 
 
 def faults_of(bus: Bus) -> dict[str, Fault]:

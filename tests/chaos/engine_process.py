@@ -38,6 +38,8 @@ class EngineJob(Job):
     """How many of its steps take two seconds."""
     snapshots: str = ""
     """Where they are, if there are any."""
+    all_lead: bool = False
+    """Its election is one that everybody wins, at any time."""
 
     @property
     def url(self) -> str:
@@ -75,6 +77,12 @@ class EngineMember(Member):
             snapshot_every=SNAPSHOT_EVERY,
         )  # fmt: skip
         self._engine = await client.engine(model, job.url, snapshots=job.snapshots or None, options=options)
+        if job.all_lead:
+            from tests.integration.members import AlwaysLeads  # with pytest, which others need not load
+
+            self._engine._group._election = AlwaysLeads()  # type: ignore[assignment]
+        if since := self._engine.stats.steps:
+            say(restored=since)
         return self._engine
 
     @property

@@ -159,6 +159,8 @@ class Report:
     """Of the bus, where it has several."""
     shape: str = ""
     """Of the engine, where there is one."""
+    restored: int = 0
+    """How many of its members went on from a snapshot."""
 
     @property
     def ok(self) -> bool:

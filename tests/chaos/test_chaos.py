@@ -45,6 +45,6 @@ def test_on_kafka_too_the_history_of_the_run_holds(fault: str, kafka: Kafka) -> 
     play_and_judge(KafkaBus(None, kafka), fault, 2)
 
 
-@pytest.mark.parametrize(("fault", "shape"), [("kill", "merged"), ("freeze-long", "one")])
+@pytest.mark.parametrize(("fault", "shape"), [("kill", "merged"), ("freeze-long", "one"), ("all-killed", "merged")])
 def test_subscribers_of_an_engine_get_what_its_model_emits_whatever_the_fault(fault: str, shape: str) -> None:
     judge(asyncio.run(play_engine(Embedded(None), fault, random.randrange(1 << 30), 2, seconds=1.5, shape=shape)))
