@@ -417,7 +417,7 @@ def counts(core: Member, lasts: tuple[int, ...], *, quiet: bool) -> bool:
     rule: Any = SimpleNamespace(
         _lines=core.member.lines, _every=0.0, _loop=SimpleNamespace(time=lambda: 1.0 if quiet else -1.0)
     )
-    return Snapshots._counts(rule, Pending(Path(), lasts, 0, 0.0))
+    return Snapshots._counts(rule, Pending(Path(), lasts, 0, 0.0, last=False))
 
 
 def kept_view(kept: Kept) -> Kept:
