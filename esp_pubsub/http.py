@@ -1,8 +1,8 @@
 """The one HTTP server of the package (extra `http`): engines serve counts and health, applications their API.
 
 It listens on the loopback interface unless told otherwise, and then answers only requests that name this machine, so
-that no page in a browser can reach it under a name of its own. It only reads unless it was given a token: everything
-but GET and HEAD needs `Authorization: Bearer <token>`.
+that no page in a browser can reach it under a name of its own, nor from another site. It only reads unless it was given
+a token: everything but GET and HEAD needs `Authorization: Bearer <token>`. An application may open it to this machine.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .errors import BusRefused, BusUnavailable, Closed, ConfigError, EspError, N
 try:
     from aiohttp import web
     from aiohttp.typedefs import Handler, Middleware
+    from yarl import URL
 except ImportError as e:
     raise NotInstalled("the HTTP server needs aiohttp: pip install 'esp-pubsub[http]'", extra="http") from e
 
@@ -30,14 +31,23 @@ _STATUS = ((ConfigError, 400), (NoAnswer, 504), (BusUnavailable, 503), (BusRefus
 
 @asynccontextmanager
 async def serve(
-    routes: Iterable[web.RouteDef], *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
+    routes: Iterable[web.RouteDef],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    open_here: bool = False,
 ) -> AsyncIterator[int]:
     """Serve these routes while the context lasts; gives the port, which the system chooses where `port` is 0.
+
+    `open_here`: on the loopback interface, what changes something needs no token.
 
     An EspError in a handler is an answer with its text; any other exception is one of status 500, and is logged.
     ConfigError where this place cannot be listened on.
     """
-    app = web.Application(middlewares=[_guard(host, token), _answer_errors], client_max_size=_LARGEST)
+    app = web.Application(
+        middlewares=[_guard(host, token, open_here=open_here), _answer_errors], client_max_size=_LARGEST
+    )
     app.add_routes(routes)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_ENDING)
     await runner.setup()
@@ -69,14 +79,20 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _guard(host: str, token: str | None) -> Middleware:
+def _is_ours(origin: str | None) -> bool:
+    return origin is None or _is_loopback((URL(origin).host or "").strip("[]"))
+
+
+def _guard(host: str, token: str | None, *, open_here: bool) -> Middleware:
     at_home = _is_loopback(host)
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if at_home and not _is_loopback((request.url.host or "").strip("[]")):
             return _error(403, "this server answers requests to this machine only: ask localhost")
-        if request.method not in _READS:
+        if at_home and not _is_ours(request.headers.get("Origin")):
+            return _error(403, "this server answers no page of another site")
+        if request.method not in _READS and not (open_here and at_home):
             if token is None:
                 return _error(403, "this server only reads: start it with a token")
             given = request.headers.get("Authorization", "")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .._news import News
 from .._tasks import first_error, run_until_one_ends
@@ -34,8 +34,8 @@ from ..errors import (
 from ..failover.group import Group
 from ..failover.join import Elect, join
 from ..failover.line import Line
-from ..failover.membership import RoleChange
-from ..failover.words import Beat, Pulse, Setup, Word
+from ..failover.membership import Role, RoleChange
+from ..failover.words import Beat, Pulse, Setup, StandBy, Word
 from ..notices import Failure, Notice, Reconnected
 from ..sender import Sender
 from .options import EngineOptions, EngineStats, LineStats
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ..client import Home
 
 _log = logging.getLogger("esp_pubsub.engine")
+_SILENT = 6.0  # seconds after its last word for which a member counts as alive
 _LOOK_EVERY = 0.05  # seconds, where nothing else happens
 _ANSWER_LEAVES = 0.2  # seconds in which the answer to whoever stopped the engine gets out
 
@@ -83,6 +84,14 @@ class Ordered(Protocol):
 
     async def run(self) -> None:
         """Take steps until cancelled. Raises what ends this member."""
+
+
+class MemberSeen(NamedTuple):
+    """A member by its last word."""
+
+    name: str
+    role: Role
+    at: float
 
 
 class Stopped(EspError):
@@ -141,6 +150,7 @@ class Engine:
         self._stepping = stepping
         self._snapshots = plan.snapshots
         self._stopping = Stopping()
+        self._members: dict[int, MemberSeen] = {}
         self._questions = Questions(
             writes, plan.address, plan.topics, order, stepping, plan.lines, plan.snapshots, self._stopping,
             lambda: self.stats,
@@ -262,7 +272,12 @@ class Engine:
     def _hear(self, said: Word) -> None:
         """Another member leads: what it says of time and steps. Raises StepsDiffer, and Stopped if all are to stop."""
         membership = self._group.membership
-        if not isinstance(said, Beat) or said.pulse is None or said.run != membership.run:
+        if said.run != membership.run:
+            return
+        if isinstance(said, Beat | StandBy):
+            role: Role = "standby" if isinstance(said, StandBy) or said.resigns else "active"
+            self._members[said.identity.nonce] = MemberSeen(said.identity.name, role, asyncio.get_running_loop().time())
+        if not isinstance(said, Beat) or said.pulse is None:
             return
         pulse = said.pulse
         if said.identity.nonce == membership.identity.nonce:
@@ -351,6 +366,14 @@ class Engine:
         """The role changes of this member from now on, as they happen; ends after the last, `left`."""
         async for change in self._group.roles.changes():
             yield change
+
+    @property
+    def members(self) -> dict[str, Role]:
+        """The members of the engine that were heard in the last seconds, this one included, by their names."""
+        membership, now = self._group.membership, asyncio.get_running_loop().time()
+        self._members = {nonce: seen for nonce, seen in self._members.items() if now - seen.at < _SILENT}
+        others = {seen.name: seen.role for nonce, seen in self._members.items() if nonce != membership.identity.nonce}
+        return others | {membership.identity.name: membership.role}
 
     @property
     def stats(self) -> EngineStats:

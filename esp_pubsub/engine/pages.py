@@ -59,7 +59,7 @@ def _figures(engine: Engine) -> dict[str, Any]:
     figures = asdict(stats)
     switch = stats.last_switch
     figures["last_switch"] = None if switch is None else {"role": switch.role, "event": switch.event, "at": switch.at}
-    return {"url": str(engine.address), **figures}
+    return {"url": str(engine.address), **figures, "members": engine.members}
 
 
 def _xml(engine: Engine, counts: dict[str, tuple[str, int]]) -> Iterator[str]:
