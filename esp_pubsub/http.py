@@ -42,7 +42,8 @@ async def serve(
 
     `open_here`: on the loopback interface, what changes something needs no token.
 
-    An EspError in a handler is an answer with its text; any other exception is one of status 500, and is logged.
+    An EspError in a handler is an answer with its text, and with its `code` as status if it has one; any other
+    exception is one of status 500, and is logged.
     ConfigError where this place cannot be listened on.
     """
     app = web.Application(
@@ -110,7 +111,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     except web.HTTPException as answer:
         return _error(answer.status, answer.reason) if answer.status >= 400 else answer
     except EspError as error:
-        status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+        known = getattr(error, "code", None)
+        status = known if isinstance(known, int) else next((s for kind, s in _STATUS if isinstance(error, kind)), 500)
         return _error(status, str(error))
     except Exception:  # noqa: BLE001  # a fault in a handler ends no server
         _log.exception("%s %s failed", request.method, request.path)
@@ -118,4 +120,4 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 def _error(status: int, text: str) -> web.Response:
-    return web.json_response({"error": text}, status=status)
+    return web.json_response({"message": text}, status=status)

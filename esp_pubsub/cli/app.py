@@ -269,6 +269,33 @@ def engine(  # noqa: PLR0913
 
 
 @app.command(epilog=EXIT_CODES)
+def scheduler(
+    url: Annotated[
+        str, typer.Argument(metavar="[URL]", help="dfESP://host:port/project/contquery")
+    ] = "dfESP://scheduler:5555/scheduler/main",
+    snapshots: Annotated[Path | None, typer.Option(help="A directory; a restart goes on from there.")] = None,
+    http: Annotated[
+        str | None, typer.Option(metavar="[HOST:]PORT", help="Without it 8080, or a free one if that is taken.")
+    ] = None,
+    host: Annotated[list[str] | None, typer.Option(help="Call this host, or all below .example.org, only.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="Call addresses too that are not public.")] = False,
+    concurrency: Annotated[int, typer.Option(min=1, help="Calls at the same time.")] = 100,
+    bus: Bus = "embedded",
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Run one process of a scheduler: events and crons at their times, with an HTTP API, until a signal comes.
+
+    Start it twice, on any machine of the bus: kill either one, and nothing is lost or fired twice. What changes
+    something needs the token in ESP_PUBSUB_HTTP_TOKEN, if the API is reached from elsewhere.
+    """
+    from .scheduler import schedule
+
+    place = (url, bus, config, settings(set_ or []))
+    run(lambda: schedule(place, snapshots, http, tuple(host or ()), private, concurrency))
+
+
+@app.command(epilog=EXIT_CODES)
 def pass_over(
     url: Annotated[str, typer.Argument(metavar="URL", help="The engine's: dfESP://host:port/project/contquery")],
     step: Annotated[str, typer.Argument(metavar="STEP", help="SOURCE:RUN:ID or timer:TIME:KEY, as the error says.")],

@@ -275,8 +275,7 @@ class Engine:
         if said.run != membership.run:
             return
         if isinstance(said, Beat | StandBy):
-            role: Role = "standby" if isinstance(said, StandBy) or said.resigns else "active"
-            self._members[said.identity.nonce] = MemberSeen(said.identity.name, role, asyncio.get_running_loop().time())
+            self._see(said)
         if not isinstance(said, Beat) or said.pulse is None:
             return
         pulse = said.pulse
@@ -290,6 +289,13 @@ class Engine:
                 raise Stopped(f"the engine at {self.address} was stopped")
         if pulse.step:
             self._steps.compare(Mark(pulse.step, pulse.chain))
+
+    def _see(self, said: Beat | StandBy) -> None:
+        """A member is there. One leads at a time: who led before it does not."""
+        role: Role = "standby" if isinstance(said, StandBy) or said.resigns else "active"
+        if role == "active":
+            self._members = {nonce: seen._replace(role="standby") for nonce, seen in self._members.items()}
+        self._members[said.identity.nonce] = MemberSeen(said.identity.name, role, asyncio.get_running_loop().time())
 
     def _acked(self, line: Line, id: int) -> None:
         self._group.acked(line, id)
@@ -368,12 +374,12 @@ class Engine:
             yield change
 
     @property
-    def members(self) -> dict[str, Role]:
-        """The members of the engine that were heard in the last seconds, this one included, by their names."""
+    def members(self) -> list[tuple[str, Role]]:
+        """The members of the engine that were heard in the last seconds, this one first: their names and roles."""
         membership, now = self._group.membership, asyncio.get_running_loop().time()
         self._members = {nonce: seen for nonce, seen in self._members.items() if now - seen.at < _SILENT}
-        others = {seen.name: seen.role for nonce, seen in self._members.items() if nonce != membership.identity.nonce}
-        return others | {membership.identity.name: membership.role}
+        others = [(seen.name, seen.role) for nonce, seen in self._members.items() if nonce != membership.identity.nonce]
+        return [(membership.identity.name, membership.role), *others]
 
     @property
     def stats(self) -> EngineStats:

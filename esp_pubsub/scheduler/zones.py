@@ -10,7 +10,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from importlib import resources
+from io import BytesIO
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import esp_pubsub as esp
@@ -44,22 +45,25 @@ class Zone:
         return max(bisect_right(self.starts, second) - 1, 0)
 
 
-@lru_cache(maxsize=1)
-def zone_names() -> frozenset[str]:
-    """All zones that there are."""
-    return frozenset(resources.files(tzdata).joinpath("zones").read_text().split())
+def _files() -> dict[str, bytes]:
+    """All zones that there are. They are read when this module is imported: a step of a model reads nothing."""
+    package = Path(str(tzdata.__file__)).parent
+    names = (package / "zones").read_text().split()
+    return {name: (package / "zoneinfo" / name).read_bytes() for name in names}
+
+
+ZONES = _files()
 
 
 @lru_cache(maxsize=1_000)
 def zone(name: str) -> Zone:
     """The zone of this IANA name. CronRefused for another one."""
-    if name not in zone_names():
+    if name not in ZONES:
         raise CronRefused(
             f"there is no time zone {name!r:.60}: use an IANA name such as UTC or Europe/Berlin", expression="",
             reason="unknown time zone",
         )  # fmt: skip
-    with resources.files(tzdata).joinpath("zoneinfo", *name.split("/")).open("rb") as file:
-        info = ZoneInfo.from_file(file, name)
+    info = ZoneInfo.from_file(BytesIO(ZONES[name]), name)
 
     def offset(second: int) -> int:
         found = datetime.fromtimestamp(second, info).utcoffset()

@@ -60,7 +60,7 @@ async def test_a_member_that_has_ended_is_not_healthy(bus_directory: Path, web_c
             assert (answer.status, (await answer.json())["status"]) == (503, "ended")
         async with web_client.get(f"http://localhost:{port}/windows") as answer:
             assert answer.status == 400
-            assert "give it a method counts()" in (await answer.json())["error"]
+            assert "give it a method counts()" in (await answer.json())["message"]
 
 
 async def hello(request: web.Request) -> web.Response:
@@ -77,7 +77,10 @@ ROUTES = [web.get("/", hello), web.post("/", hello), web.get("/raises", raises)]
 
 async def test_nothing_is_changed_without_the_token(web_client: aiohttp.ClientSession) -> None:
     async with serve(ROUTES) as port, web_client.post(f"http://localhost:{port}/") as answer:
-        assert (answer.status, await answer.json()) == (403, {"error": "this server only reads: start it with a token"})
+        assert (answer.status, await answer.json()) == (
+            403,
+            {"message": "this server only reads: start it with a token"},
+        )
     async with serve(ROUTES, token="secret") as port:
         for given, status in ((None, 401), ("Bearer wrong", 401), ("Bearer secrét", 401), ("Bearer secret", 200)):
             headers = {} if given is None else {"Authorization": given}
@@ -95,10 +98,21 @@ async def test_a_page_that_reaches_this_machine_under_another_name_is_refused(
             assert answer.status == 200
 
 
+async def test_a_page_of_another_site_is_refused_though_the_server_is_open_here(
+    web_client: aiohttp.ClientSession,
+) -> None:
+    async with serve(ROUTES, open_here=True) as port:
+        for origin, status in (("http://attacker.example", 403), ("null", 403), (f"http://localhost:{port}", 200)):
+            async with web_client.post(f"http://localhost:{port}/", headers={"Origin": origin}) as answer:
+                assert answer.status == status
+        async with web_client.post(f"http://localhost:{port}/") as answer:
+            assert answer.status == 200
+
+
 async def test_a_fault_in_a_handler_is_an_answer(web_client: aiohttp.ClientSession) -> None:
     async with serve(ROUTES, token="t") as port:
         async with web_client.get(f"http://localhost:{port}/raises") as answer:
-            assert (answer.status, "log says why" in (await answer.json())["error"]) == (500, True)
+            assert (answer.status, "log says why" in (await answer.json())["message"]) == (500, True)
         async with web_client.get(f"http://localhost:{port}/nothing") as answer:
             assert answer.status == 404
         large = io.BytesIO(b"x" * (2 << 20))
