@@ -1,0 +1,39 @@
+"""Windows as SAS has them: sources, copies with retention, filters, computations and aggregates, as the model of an
+engine. See `Project`.
+"""
+
+from .aggregate import Aggregate
+from .copy import Copy
+from .group_functions import (
+    GROUP_FUNCTIONS,
+    Average,
+    Count,
+    First,
+    Last,
+    Max,
+    Min,
+    StandardDeviation,
+    Sum,
+    WeightedAverage,
+)
+from .project import Project
+from .retention import Retention
+from .source import Source
+
+__all__ = [
+    "GROUP_FUNCTIONS",
+    "Aggregate",
+    "Average",
+    "Copy",
+    "Count",
+    "First",
+    "Last",
+    "Max",
+    "Min",
+    "Project",
+    "Retention",
+    "Source",
+    "StandardDeviation",
+    "Sum",
+    "WeightedAverage",
+]
