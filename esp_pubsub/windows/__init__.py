@@ -3,7 +3,9 @@ engine. See `Project`.
 """
 
 from .aggregate import Aggregate
+from .compute import Compute
 from .copy import Copy
+from .filter import Filter
 from .group_functions import (
     GROUP_FUNCTIONS,
     Average,
@@ -24,8 +26,10 @@ __all__ = [
     "GROUP_FUNCTIONS",
     "Aggregate",
     "Average",
+    "Compute",
     "Copy",
     "Count",
+    "Filter",
     "First",
     "Last",
     "Max",

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import itemgetter
-from typing import Any, get_origin
+from typing import Any
 
-from esp_pubsub import ConfigError, FieldType, Out, Schema, SchemaError
+from esp_pubsub import ConfigError, Out, Schema, SchemaError
 
-from .accumulators import Group, Pairs
 from .changes import DELETED, EXPIRED, INSERTED, NEW, OLD, Changes, Row
 from .group_functions import Function, Kit
-from .window import NULL_KEY, Keys, Place, SchemaLike, Stream, index_of, is_key, key_type, row_type, schema_from
+from .loops import Group, Loops
+from .window import NULL_KEY, Keys, Place, SchemaLike, Stream, index_of, key_type, row_type, schema_from
 
 _NO_FIT = "a result does not fit its field, and is null"
-_RANGES = {FieldType.INT32: 1 << 31, FieldType.INT64: 1 << 63}
 
 
 class Aggregate:
@@ -45,46 +43,38 @@ class Aggregate:
     def state(self, before: Stream) -> Mapping[str, Any]:
         """See `Window.state`."""
         kit, _ = self._bind(before)
-        extras = tuple(extra for each in kit.all for extra in each.extras)
+        extras = [extra for part in kit.parts for extra in part.extras]
         key = key_type(self.schema)
-        return {"rows": dict[key, row_type(self.schema)], "groups": dict[key, tuple[(list[int | float], *extras)]]}  # type: ignore[misc,valid-type]
+        return {"rows": dict[key, row_type(self.schema)], "groups": dict[key, tuple[list[int | float], *extras]]}  # type: ignore[misc]
 
     def open(self, place: Place) -> Aggregating:
         """See `Window.open`."""
         kit, results = self._bind(place.before)
-        return Aggregating(self.schema, kit, results, place)
+        ats = [index_of(place.before.schema, name) for name in self.schema.keys]
+        return Aggregating(Loops(kit.parts, ats, results), Keys(place.before.schema, self.schema.keys), place)
 
-    def _bind(self, before: Stream) -> tuple[Kit, list[Any]]:
-        kit = Kit(before)
-        results = [self.functions[field.name].bind(kit, field) for field in self.schema.fields if not field.key]
+    def _bind(self, before: Stream) -> tuple[Kit, list[str]]:
+        """The parts of a group, and the fields of a row, in Python."""
+        kit, keys, results = Kit(before), self.schema.keys, []
+        for field in self.schema.fields:
+            if not field.key:
+                results.append(self.functions[field.name].bind(kit, field))
+            else:
+                results.append("key" if len(keys) == 1 else f"key[{keys.index(field.name)}]")
         return kit, results
 
 
 class Aggregating:
     """An Aggregate window at work."""
 
-    def __init__(self, schema: Schema, kit: Kit, results: list[Any], place: Place) -> None:
+    def __init__(self, loops: Loops, keys: Keys, place: Place) -> None:
         self._rows: dict[Any, Row] = place.state["rows"]
         self._groups: dict[Any, Group] = place.state["groups"]
         self._reject = place.reject
-        self._keys = Keys(place.before.schema, schema.keys)
-        self._accumulators = kit.all
-        self._results = results
-        numbers: list[int | float] = []
-        extras: list[type[Any]] = []
-        for each in kit.all:
-            each.place(len(numbers), len(extras) + 1)
-            numbers += each.numbers
-            extras += [list if get_origin(extra) is list else dict for extra in each.extras]
-        self._numbers, self._extras = numbers, extras
-        names = [*schema.keys, *(field.name for field in schema.fields if not field.key)]
-        self._single = len(schema.keys) == 1
-        self._order = None if names == [*schema.names] else itemgetter(*map(names.index, schema.names))
-        self._ranges = [
-            (at, _RANGES[field.type])
-            for at, field in enumerate(field for field in schema.fields if not field.key)
-            if field.type in _RANGES
-        ]
+        self._keys = keys
+        schema = place.before.schema
+        compiled = loops.compiled(Keys(schema, schema.keys).of, self._fit)
+        self._change, self._results = compiled["change"], compiled["results"]
 
     def count(self) -> int:
         """How many groups there are."""
@@ -92,78 +82,51 @@ class Aggregating:
 
     def take(self, changes: Changes, out: Out) -> Changes:
         """What the rows of the groups are after these changes, and what they were."""
-        touched: dict[Any, Group] = {}
-        added = self._pairs(changes.added(), touched, True)
-        removed = self._pairs(changes.removed(), touched, False)
-        for each in self._accumulators:
-            if removed:
-                each.remove(removed)
-            each.add(added)
-        rows: list[Row] = []
-        kinds = bytearray()
-        held = self._rows
-        gone = []
-        for key, group in touched.items():
-            old = held.get(key)
-            if not group[0][0]:
-                gone.append(key)
-                continue
-            new = held[key] = self._row(key, group)
-            rows.append(new)
-            if old is None:
-                kinds.append(INSERTED)
-            else:
-                rows.append(old)
-                kinds += _UPDATED
-        for key, kind in self._kinds_of(gone, changes):
-            del self._groups[key]
-            rows.append(held.pop(key))
-            kinds.append(kind)
-        return Changes(rows, bytes(kinds))
+        removed = changes.removed()
+        touched = self._change(self._groups, changes.added(), removed, self._reject_null)
+        gone = [key for key, group in touched.items() if not group[0][0]] if removed else []
+        for key in gone:
+            del touched[key], self._groups[key]
+        held, new = self._rows, self._results(touched)
+        old = list(map(held.get, touched))
+        held.update(zip(touched, new, strict=True))
+        changed = _updates(new, old)
+        return self._with_gone(changed, gone, changes) if gone else changed
 
-    def _pairs(self, rows: list[Row], touched: dict[Any, Group], added: bool) -> Pairs:
-        """The groups of these rows, which are touched now; one that there is not yet is made."""
-        keys = self._keys.of_all(rows)
-        if keys is None:
-            rows = self._with_keys(rows, added)
-            keys = list(map(self._keys.of, rows))
-        groups, pairs = self._groups, []
-        for key, row in zip(keys, rows, strict=True):
-            if (group := groups.get(key)) is None:
-                group = groups[key] = (self._numbers[:], *[make() for make in self._extras])
-            touched[key] = group
-            pairs.append((group, row))
-        return pairs
-
-    def _with_keys(self, rows: list[Row], added: bool) -> list[Row]:
-        found = []
-        for row in rows:
-            if is_key(self._keys.of(row)):
-                found.append(row)
-            elif added:
-                self._reject(NULL_KEY, row)
-        return found
-
-    def _row(self, key: Any, group: Group) -> Row:
-        values = [result(group) for result in self._results]
-        for at, most in self._ranges:
-            if (value := values[at]) is not None and not -most <= value < most:
-                self._reject(_NO_FIT, key if not self._single else (key,))
-                values[at] = None
-        row = (key, *values) if self._single else (*key, *values)
-        return row if self._order is None else self._order(row)
-
-    def _kinds_of(self, gone: list[Any], changes: Changes) -> list[tuple[Any, int]]:
-        """These groups have no rows any more: whether retention removed all that did go now."""
-        if not gone:
-            return []
+    def _with_gone(self, changed: Changes, gone: list[Any], changes: Changes) -> Changes:
+        """And the rows of groups that have no rows any more. Were all that did go now removed by retention?"""
         deleted = {
             self._keys.of(row) for kind, row in zip(changes.kinds, changes.rows, strict=True) if kind in (DELETED, OLD)
         }
-        return [(key, DELETED if key in deleted else EXPIRED) for key in gone]
+        rows = [self._rows.pop(key) for key in gone]
+        kinds = bytes(DELETED if key in deleted else EXPIRED for key in gone)
+        return Changes(changed.rows + rows, changed.kinds + kinds)
+
+    def _fit(self, value: int | None, most: int, key: Any) -> int | None:
+        if value is None or -most <= value < most:
+            return value
+        self._reject(_NO_FIT, key if isinstance(key, tuple) else (key,))
+        return None
+
+    def _reject_null(self, row: Row) -> None:
+        self._reject(NULL_KEY, row)
 
 
-_UPDATED = bytes((NEW, OLD))
+def _updates(new: list[Row], old: list[Row | None]) -> Changes:
+    """Each row with the one that was there before."""
+    rows: list[Any] = []
+    if None not in old:
+        rows = new + old
+        rows[::2], rows[1::2] = new, old
+        return Changes(rows, _UPDATED * len(new))
+    kinds = bytearray()
+    for row, before in zip(new, old, strict=True):
+        rows += (row,) if before is None else (row, before)
+        kinds += _INSERTED if before is None else _UPDATED
+    return Changes(rows, bytes(kinds))
+
+
+_INSERTED, _UPDATED = bytes((INSERTED,)), bytes((NEW, OLD))
 
 
 def _field(schema: Schema, name: str) -> Any:

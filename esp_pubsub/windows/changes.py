@@ -23,7 +23,7 @@ _OPCODES = bytes.maketrans(
 _FLAGS = bytes.maketrans(_KINDS, bytes((0, 0, 0, 0, EventFlag.RETENTION)))
 _ADDED = bytes.maketrans(_KINDS, b"\x01\x00\x01\x00\x00")
 _REMOVED = bytes.maketrans(_KINDS, b"\x00\x01\x00\x01\x01")
-_INSERT = bytes((INSERTED,))
+_INSERT, _EXPIRED = bytes((INSERTED,)), bytes((EXPIRED,))
 
 
 class Changes(NamedTuple):
@@ -70,6 +70,11 @@ def inserts(rows: list[Row]) -> Changes:
     return Changes(rows, _INSERT * len(rows))
 
 
+def inserts_and_expired(rows: list[Row], gone: list[Row]) -> Changes:
+    """These rows inserted, and those removed by a retention."""
+    return Changes(rows + gone, _INSERT * len(rows) + _EXPIRED * len(gone)) if gone else inserts(rows)
+
+
 class Table:
     """The rows that a window holds, by key, and what a block has changed of them so far."""
 
@@ -79,6 +84,19 @@ class Table:
         self.rows = rows
         self._before: dict[Any, Row | None] = {}
         self._expired: dict[Any, None] = {}
+
+    def add_new(self, keys: list[Any], rows: list[Row]) -> bool:
+        """Hold these rows, if no key is held yet or comes twice; else nothing has happened. They are not noted."""
+        held = self.rows
+        if not held.keys().isdisjoint(keys):
+            return False
+        before = len(held)
+        held.update(zip(keys, rows, strict=True))
+        if len(held) == before + len(keys):
+            return True
+        for key in keys:
+            held.pop(key, None)
+        return False
 
     def put(self, key: Any, row: Row) -> None:
         """Hold this row, in the place of the one that has its key."""

@@ -8,54 +8,42 @@ count is 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
 from esp_pubsub import Field, FieldType, SchemaError
 
-from .accumulators import (
-    Accumulator,
-    Arrivals,
-    ArrivalsOfInserts,
-    Extremes,
-    ExtremesOfInserts,
-    Group,
-    Moments,
-    Rows,
-    Total,
-    Weighted,
-)
-from .window import Keys, Stream, index_of, key_type, type_of
+from .parts import Arrivals, ArrivalsOfInserts, Extremes, ExtremesOfInserts, Moments, Part, Total, Weighted
+from .window import Stream, index_of, key_type, type_of
 
-Result = Callable[[Group], Any]
-A = TypeVar("A", bound=Accumulator)
+P = TypeVar("P", bound=Part)
 
-_INTEGERS = (FieldType.INT32, FieldType.INT64)
+_MOST = {FieldType.INT32: 1 << 31, FieldType.INT64: 1 << 63}
+_INTEGERS = tuple(_MOST)
 _NUMBERS = (*_INTEGERS, FieldType.DOUBLE)
 _ARRAYS = (FieldType.ARRAY_INT32, FieldType.ARRAY_INT64, FieldType.ARRAY_DOUBLE)
 _TEXTS = (FieldType.STRING, FieldType.RSTRING)
 
 
 class Kit:
-    """The accumulators of a group, each of which several functions may use."""
+    """The parts of a group, each of which several functions may use."""
 
     def __init__(self, before: Stream) -> None:
         """`before`: what the window gets."""
         self._before = before
-        self._found: dict[Any, Accumulator] = {}
-        self.rows = Rows()
-        self._found["rows"] = self.rows
+        self._found: dict[Any, Part] = {}
+        self._one("rows", Part())
 
     @property
-    def all(self) -> list[Accumulator]:
+    def parts(self) -> list[Part]:
         """In the order in which they were asked for."""
         return list(self._found.values())
 
     def total(self, name: str) -> Total:
         """Of a field that is a number."""
         at, field = self._number(name)
-        return self._one(("total", at), Total(at, field.type is not FieldType.DOUBLE))
+        return self._one(("total", at), Total(at, type_of(field)))
 
     def weighted(self, name: str, weight: str) -> Weighted:
         """Of two fields that are numbers."""
@@ -64,8 +52,8 @@ class Kit:
 
     def moments(self, name: str) -> Moments:
         """Of a field that is a number."""
-        at, _ = self._number(name)
-        return self._one(("moments", at), Moments(at))
+        at, field = self._number(name)
+        return self._one(("moments", at), Moments(at, type_of(field)))
 
     def extremes(self, name: str) -> Extremes:
         """Of a field whose values have an order."""
@@ -81,8 +69,8 @@ class Kit:
         schema = self._before.schema
         at = index_of(schema, name)
         kind = ArrivalsOfInserts if self._before.only_inserts else Arrivals
-        arrivals = self._one("arrivals", kind(Keys(schema, schema.keys).of, key_type(schema)))
-        return arrivals, arrivals.take(at, type_of(schema.fields[at]))
+        arrivals = self._one("arrivals", kind(key_type(schema)))
+        return arrivals, arrivals.keep(at, type_of(schema.fields[at]))
 
     def field(self, name: str) -> Field:
         """A field of the rows."""
@@ -96,24 +84,29 @@ class Kit:
             )
         return index_of(self._before.schema, name), field
 
-    def _one(self, name: Any, made: A) -> A:
-        return cast(A, self._found.setdefault(name, made))
+    def _one(self, name: Any, made: P) -> P:
+        """The part of this name, which has its places from now on."""
+        if name not in self._found:
+            made.number = sum(len(part.numbers) for part in self.parts)
+            made.extra = 1 + sum(len(part.extras) for part in self.parts)
+            self._found[name] = made
+        return cast(P, self._found[name])
 
 
 class Function(Protocol):
     """What a field of an Aggregate is computed by."""
 
-    def bind(self, kit: Kit, field: Field) -> Result:
-        """What computes it for this field. SchemaError if the field cannot hold it."""
+    def bind(self, kit: Kit, field: Field) -> str:
+        """What it is for this field, in Python (`parts.py`). SchemaError if the field cannot hold it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
     """How many rows the group has."""
 
-    def bind(self, kit: Kit, field: Field) -> Result:
+    def bind(self, kit: Kit, field: Field) -> str:
         """See `Function.bind`."""
-        return _fitted(kit.rows.count, FieldType.INT64, field)
+        return _fitted("n[0]", FieldType.INT64, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +115,13 @@ class Sum:
 
     field: str
 
-    def bind(self, kit: Kit, field: Field) -> Result:
+    def bind(self, kit: Kit, field: Field) -> str:
         """See `Function.bind`."""
-        total = kit.total(self.field)
+        total = kit.total(self.field).sum()
         kind = kit.field(self.field).type
-        return _fitted(total.sum, FieldType.INT64 if kind in _INTEGERS else kind, field)
+        if kind in _INTEGERS and field.type in _INTEGERS:
+            return f"fit({total}, {_MOST[field.type]}, key)"
+        return _fitted(total, kind, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +130,9 @@ class Average:
 
     field: str
 
-    def bind(self, kit: Kit, field: Field) -> Result:
+    def bind(self, kit: Kit, field: Field) -> str:
         """See `Function.bind`."""
-        return _fitted(kit.total(self.field).average, FieldType.DOUBLE, field)
+        return _fitted(kit.total(self.field).average(), FieldType.DOUBLE, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +142,9 @@ class WeightedAverage:
     field: str
     weight: str
 
-    def bind(self, kit: Kit, field: Field) -> Result:
+    def bind(self, kit: Kit, field: Field) -> str:
         """See `Function.bind`."""
-        return _fitted(kit.weighted(self.field, self.weight).average, FieldType.DOUBLE, field)
+        return _fitted(kit.weighted(self.field, self.weight).average(), FieldType.DOUBLE, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +153,9 @@ class StandardDeviation:
 
     field: str
 
-    def bind(self, kit: Kit, field: Field) -> Result:
+    def bind(self, kit: Kit, field: Field) -> str:
         """See `Function.bind`."""
-        return _fitted(kit.moments(self.field).deviation, FieldType.DOUBLE, field)
+        return _fitted(kit.moments(self.field).deviation(), FieldType.DOUBLE, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +164,9 @@ class Min:
 
     field: str
 
-    def bind(self, kit: Kit, field: Field) -> Result:
+    def bind(self, kit: Kit, field: Field) -> str:
         """See `Function.bind`."""
-        return _fitted(kit.extremes(self.field).least, kit.field(self.field).type, field)
+        return _fitted(kit.extremes(self.field).least(), kit.field(self.field).type, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +175,9 @@ class Max:
 
     field: str
 
-    def bind(self, kit: Kit, field: Field) -> Result:
+    def bind(self, kit: Kit, field: Field) -> str:
         """See `Function.bind`."""
-        return _fitted(kit.extremes(self.field).greatest, kit.field(self.field).type, field)
+        return _fitted(kit.extremes(self.field).greatest(), kit.field(self.field).type, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +186,10 @@ class First:
 
     field: str
 
-    def bind(self, kit: Kit, field: Field) -> Result:
+    def bind(self, kit: Kit, field: Field) -> str:
         """See `Function.bind`."""
         arrivals, at = kit.arrivals(self.field)
-        return _fitted(lambda group: arrivals.first(group)[at], kit.field(self.field).type, field)
+        return _fitted(arrivals.first(at), kit.field(self.field).type, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +198,10 @@ class Last:
 
     field: str
 
-    def bind(self, kit: Kit, field: Field) -> Result:
+    def bind(self, kit: Kit, field: Field) -> str:
         """See `Function.bind`."""
         arrivals, at = kit.arrivals(self.field)
-        return _fitted(lambda group: arrivals.last(group)[at], kit.field(self.field).type, field)
+        return _fitted(arrivals.last(at), kit.field(self.field).type, field)
 
 
 GROUP_FUNCTIONS: Mapping[str, type[Function]] = {
@@ -223,12 +218,12 @@ GROUP_FUNCTIONS: Mapping[str, type[Function]] = {
 """By the names that SAS has for them. `ESP_aWAve` has the weight first: `ESP_aWAve(quantity,price)`."""
 
 
-def _fitted(result: Result, kind: FieldType, field: Field) -> Result:
+def _fitted(result: str, kind: FieldType, field: Field) -> str:
     """A result of this type as a value of the field."""
     if kind is field.type or (kind in _TEXTS and field.type in _TEXTS):
         return result
     if kind in _INTEGERS and field.type is FieldType.DOUBLE:
-        return lambda group: None if (value := result(group)) is None else float(value)
+        return f"double({result})"
     if kind in _INTEGERS and field.type in _INTEGERS:
-        return result
+        return f"fit({result}, {_MOST[field.type]}, key)"
     raise SchemaError(f"the field {field.name!r} is {field.type}, and its function computes {kind}", field=field.name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from esp_pubsub import Out, Schema
 
-from .changes import DELETED, EXPIRED, INSERTED, NEW, OLD, Changes, Row, Table, inserts
+from .changes import DELETED, EXPIRED, INSERTED, NEW, OLD, Changes, Row, Table, inserts_and_expired
 from .retention import SECOND
 from .window import DUPLICATE, NULL_KEY, Keys, Place, is_key, key_type, row_type
 
@@ -37,13 +37,12 @@ class Held:
 
     def take(self, changes: Changes, out: Out) -> Changes:
         """What the window holds more, and less, after these changes."""
-        rows = changes.rows
-        if changes.only_inserts and (keys := self._keys.of_all(rows)) is not None:
-            held = self._table.rows
-            if len({*keys}) == len(keys) and held.keys().isdisjoint(keys) and self._may_add(rows):
-                held.update(zip(keys, rows, strict=True))
-                return _and_expired(rows, self._added(rows, keys, out))
-        for kind, row in zip(changes.kinds, rows, strict=True):
+        if changes.only_inserts:
+            rows = changes.rows
+            keys = self._keys.of_all(rows)
+            if keys is not None and self._may_add(rows) and self._table.add_new(keys, rows):
+                return inserts_and_expired(rows, self._added(rows, keys, out))
+        for kind, row in zip(changes.kinds, changes.rows, strict=True):
             if kind != OLD:
                 self._apply(kind, row, out)
         return self._table.changes()
@@ -97,7 +96,7 @@ class Stamps:
         self._newest = state
 
     def sorted(self, rows: list[Row]) -> list[int] | None:
-        """The times of rows that are in order and later than all that came; else None."""
+        """The times of rows that are in order and not before any that came; else None."""
         times = list(map(self.of, rows))
         if None in times or (self._newest and times[0] < self._newest[0]) or times != sorted(times):
             return None
@@ -120,8 +119,3 @@ class Stamps:
 def full_second(time: int) -> int:
     """The first full second that is not before this time: rows that go by the engine's time go then."""
     return -(-time // SECOND) * SECOND
-
-
-def _and_expired(rows: list[Row], gone: list[Row]) -> Changes:
-    added = inserts(rows)
-    return Changes(rows + gone, added.kinds + bytes((EXPIRED,)) * len(gone)) if gone else added

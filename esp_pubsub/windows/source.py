@@ -61,13 +61,9 @@ class Intake:
     def take(self, block: Block) -> Changes:
         """What the block's events change, but for those that are rejected."""
         opcodes, flags, rows = block.decoded()
-        if opcodes == _INSERT and (keys := self._keys.of_all(rows)) is not None:
-            if self._table is None:
-                return inserts(rows)
-            held = self._table.rows
-            if len({*keys}) == len(keys) and held.keys().isdisjoint(keys):
-                held.update(zip(keys, rows, strict=True))
-                return inserts(rows)
+        keys = self._keys.of_all(rows) if opcodes == _INSERT else None
+        if keys is not None and (self._table is None or self._table.add_new(keys, rows)):
+            return inserts(rows)
         return self._one_by_one(block, _each(opcodes, len(rows)), _each(flags, len(rows)), rows)
 
     def _one_by_one(self, block: Block, opcodes: Sequence[int], flags: Sequence[int], rows: list[Row]) -> Changes:

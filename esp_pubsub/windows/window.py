@@ -103,15 +103,18 @@ class Keys:
 
     def __init__(self, schema: Schema, names: tuple[str, ...]) -> None:
         """`names`: the fields that make up the key."""
-        self.of = itemgetter(*(index_of(schema, name) for name in names))
+        ats = [index_of(schema, name) for name in names]
+        self.of = itemgetter(*ats)
         """The key of one row."""
-        kinds = [field.type for field in schema.fields if field.name in names]
-        self._plain = len(names) == 1 and not {FieldType.DOUBLE, FieldType.ARRAY_DOUBLE} & {*kinds}
+        kinds = {schema.fields[at].type for at in ats}
+        self._plain = len(ats) == 1 and not {FieldType.DOUBLE, FieldType.ARRAY_DOUBLE} & kinds  # no NaN
 
     def of_all(self, rows: list[Row]) -> list[Any] | None:
         """The keys of all rows; None if one of them may be no key."""
         keys = list(map(self.of, rows))
-        return keys if (self._plain and None not in keys) or all(map(is_key, keys)) else None
+        if self._plain:
+            return None if None in keys else keys
+        return keys if all(map(is_key, keys)) else None
 
 
 def is_key(key: Any) -> bool:
