@@ -45,7 +45,7 @@ class Aggregate:
         kit, _ = self._bind(before)
         extras = [extra for part in kit.parts for extra in part.extras]
         key = key_type(self.schema)
-        return {"rows": dict[key, row_type(self.schema)], "groups": dict[key, tuple[list[int | float], *extras]]}  # type: ignore[misc]
+        return {"rows": dict[key, row_type(self.schema)], "groups": dict[key, tuple[list[int | float], *extras]]}  # type: ignore[misc,valid-type]
 
     def open(self, place: Place) -> Aggregating:
         """See `Window.open`."""
