@@ -100,16 +100,21 @@ class Table:
 
     def put(self, key: Any, row: Row) -> None:
         """Hold this row, in the place of the one that has its key."""
-        self._before.setdefault(key, self.rows.get(key))
+        self._note(key)
         self.rows[key] = row
 
     def drop(self, key: Any, *, expired: bool = False) -> None:
         """Hold the row of this key no longer, by retention or otherwise."""
-        self._before.setdefault(key, self.rows.pop(key))
+        self._note(key)
+        del self.rows[key]
         if expired:
             self._expired[key] = None
         else:
             self._expired.pop(key, None)
+
+    def _note(self, key: Any) -> None:
+        """This key's row changes: in the order of the last change of each, rows come where they would one by one."""
+        self._before[key] = self._before.pop(key) if key in self._before else self.rows.get(key)
 
     def undo(self) -> None:
         """Have all rows again as they were before the block."""
