@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .._news import News
 from .._tasks import first_error, run_until_one_ends
@@ -382,6 +382,14 @@ class Engine:
         return [(membership.identity.name, membership.role), *others]
 
     @property
+    def model(self) -> Any:
+        """The model as this member has it now, to be looked at and not to be changed. It is another object after a
+        snapshot, and it is not the one that the engine was opened with once it was restored.
+        """
+        step = self._steps.calls.step
+        return getattr(step, "__self__", step)
+
+    @property
     def stats(self) -> EngineStats:
         """How far this member is, and what it is in its group."""
         membership = self._group.membership
@@ -395,13 +403,6 @@ class Engine:
             lines=lines, last_switch=self._group.roles.last,
             last_snapshot=None if self._snapshots is None else self._snapshots.last,
         )  # fmt: skip
-
-    def counts(self) -> dict[str, tuple[str, int]] | None:
-        """What the model's method `counts()` says: of each window that it keeps, the kind, such as `copy`, and how many
-        rows it holds. None for a model that has no such method.
-        """
-        counts = self._steps.calls.counts
-        return None if counts is None else counts()
 
     async def aclose(self) -> None:
         """Take no more steps, let another member lead, and end. Bounded by `close_timeout`; twice is harmless.

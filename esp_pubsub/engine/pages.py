@@ -36,7 +36,7 @@ def routes(engine: Engine) -> list[web.RouteDef]:
         return web.json_response(_figures(engine))
 
     async def windows(request: web.Request) -> web.Response:
-        counts = engine.counts()
+        counts = _counts(engine)
         if counts is None:
             raise NotOffered("this engine's model counts no rows: give it a method counts()")
         if "application/json" in request.headers.get("Accept", ""):
@@ -52,6 +52,11 @@ def routes(engine: Engine) -> list[web.RouteDef]:
         web.get("/windows", windows),
         web.get("/metrics", metrics),
     ]
+
+
+def _counts(engine: Engine) -> dict[str, tuple[str, int]] | None:
+    counts = getattr(engine.model, "counts", None)
+    return None if counts is None else counts()
 
 
 def _figures(engine: Engine) -> dict[str, Any]:
@@ -91,6 +96,6 @@ def _metrics(engine: Engine) -> Iterator[str]:
     yield from number("waiting_bytes", "gauge", "Bytes of blocks that are not on the bus.", *waiting)
     if stats.last_snapshot is not None:
         yield from number("last_snapshot_seconds", "gauge", "When one counted last.", ("", stats.last_snapshot))
-    counts = engine.counts() or {}
+    counts = _counts(engine) or {}
     rows = [(f',window="{name}",kind="{kind}"', float(count)) for name, (kind, count) in counts.items()]
     yield from number("rows", "gauge", "The rows that a window holds.", *rows)

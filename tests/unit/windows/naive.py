@@ -51,9 +51,7 @@ class Retained:
         key = new[0]
         if self.field is not None:
             time = new[self.field]
-            if time is not None:
-                self.newest = time if self.newest is None else max(time, self.newest)
-            if time is None or self.newest - time >= self.amount:
+            if not self._in_time(time):
                 if old is not None:
                     self.came.pop(key, None)
                 return
@@ -67,10 +65,18 @@ class Retained:
             time = self.number
             if self.kind == "jumping" and key not in self.came and len(self.came) >= self.amount:
                 self.came.clear()
-        if old is None and key in self.came:
-            return
+        if old is not None or key not in self.came:
+            self._hold(key, time, new)
+
+    def _in_time(self, time: int | None) -> bool:
+        if time is None:
+            return False
+        self.newest = time if self.newest is None else max(time, self.newest)
+        return self.newest - time < self.amount
+
+    def _hold(self, key: Any, time: int, row: Row) -> None:
         self.came.pop(key, None)
-        self.came[key] = (time, new)
+        self.came[key] = (time, row)
         if self.by == "count" and self.kind == "sliding":
             while len(self.came) > self.amount:
                 del self.came[min(self.came, key=lambda each: self.came[each][0])]

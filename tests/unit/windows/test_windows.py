@@ -151,8 +151,7 @@ def fed(source: naive.Source, each: Any) -> list[tuple[Any, Any]]:
     changes: dict[Any, tuple[Any, Any]] = {}
     for opcode, row in each if not isinstance(each, int) else ():
         if (change := source.take(opcode, row)) is not None:
-            old, new = change
-            changes[row[0]] = (changes.pop(row[0], change)[0], new)
+            changes[row[0]] = (changes.pop(row[0], change)[0], change[1])
     return [change for change in changes.values() if change != (None, None)]
 
 
