@@ -8,6 +8,8 @@ code acts on the class and the data, never on the text.
     |   +-- AddressError       a dfESP URL or a topic name
     |   +-- NotInstalled       an extra is missing (.extra)
     |   +-- NotOffered         this bus cannot do that (.capability)
+    |   +-- ExpressionError    an expression that cannot be computed (.text, .at)
+    |   +-- ModelFileError     a model file that cannot be run (.file, .line, .element)
     +-- SchemaError            a schema string, or none to be had
     |   +-- SchemaDiffers      the topic has another one (.given, .retained)
     +-- ValueRefused           a value a block cannot carry (.row, .field, .value); no id was given
@@ -69,6 +71,22 @@ class NotOffered(ConfigError):
     """The bus in use does not offer what was asked for."""
 
     capability: str
+
+
+class ExpressionError(ConfigError):
+    """An expression that cannot be computed, and the character at which that shows, counted from 0."""
+
+    text: str
+    at: int
+    into: Any = None
+
+
+class ModelFileError(ConfigError):
+    """A model file that cannot be run as it is, and where in it that shows."""
+
+    file: str
+    line: int
+    element: str
 
 
 class SchemaError(EspError):

@@ -5,6 +5,7 @@ engine. See `Project`.
 from .aggregate import Aggregate
 from .compute import Compute
 from .copy import Copy
+from .expression import Expression
 from .filter import Filter
 from .group_functions import (
     GROUP_FUNCTIONS,
@@ -29,6 +30,7 @@ __all__ = [
     "Compute",
     "Copy",
     "Count",
+    "Expression",
     "Filter",
     "First",
     "Last",
