@@ -21,6 +21,7 @@ from .group_functions import (
 )
 from .project import Project
 from .retention import Retention
+from .sas_xml import load_project
 from .source import Source
 
 __all__ = [
@@ -42,4 +43,5 @@ __all__ = [
     "StandardDeviation",
     "Sum",
     "WeightedAverage",
+    "load_project",
 ]
