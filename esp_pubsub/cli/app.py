@@ -207,8 +207,11 @@ def sub(  # noqa: PLR0913
 
 @app.command(epilog=EXIT_CODES)
 def engine(  # noqa: PLR0913
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="file.py:Name, or module:Name.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="file.py:Name, module:Name, or SAS's model.xml.")],
     url: Annotated[str, typer.Argument(metavar="URL", help="dfESP://host:port/project/contquery")],
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A window of model.xml that is left out.")
+    ] = None,
     snapshots: Annotated[Path | None, typer.Option(help="A directory; a restart goes on from there.")] = None,
     window: Annotated[
         list[str] | None, typer.Option(metavar="NAME=URL", help="A window of the model that is not below URL.")
@@ -254,6 +257,10 @@ def engine(  # noqa: PLR0913
             raise typer.BadParameter("switch needs --to VERSION")
         case "switch":
             run(lambda: engines.switch_version(at, str(to), run_number or 0))
+    if without:
+        if not model.endswith(".xml"):
+            raise typer.BadParameter("--without leaves windows out of a model.xml, and of nothing else")
+        model = f"{model}:without={','.join(without)}"
     elsewhere = dict(_window(each) for each in window or [])
     given = {
         "buffer": buffer, "snapshot_every": snapshot_every, "election": election, "run": run_number,

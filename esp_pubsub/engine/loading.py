@@ -14,10 +14,16 @@ from .model import declared
 
 
 def load_model(named: str) -> Any:
-    """The model of this name, `module:name` or `file.py:name`; of a class, an instance made without arguments.
+    """The model of this name, `module:name` or `file.py:name`; of a class, an instance made without arguments. Also
+    `model.xml`, which is SAS's, and `model.xml:without=window,window`.
 
     ConfigError where there is none. The module is imported, and does what it does when it is.
     """
+    file, _, left_out = named.partition(":without=") if isinstance(named, str) else ("", "", "")
+    if file.endswith(".xml"):
+        from ..windows import load_project  # which takes time to load
+
+        return load_project(file, left_out.split(",") if left_out else ())
     module, colon, name = named.rpartition(":") if isinstance(named, str) else ("", "", "")
     if not colon or not module or not name:
         raise ConfigError(f"a model is named by its module and its name, such as vwap.py:Vwap, not {named!r}")

@@ -14,6 +14,7 @@ import pytest
 
 ESP = [sys.executable, "-m", "esp_pubsub.cli"]
 ROOT = Path(__file__).parents[2]
+TRADES = ROOT / "tests/unit/windows/trades.xml"
 MODEL = """
 import esp_pubsub as esp
 
@@ -63,6 +64,10 @@ def esp(bus: Path, *arguments: object, said: str = "") -> subprocess.CompletedPr
         ("{model}:passes", "dfESP://a:1/p/q", ["--window", "In"], "NAME=URL"),
         ("{model}:passes", "dfESP://a:1/p/q", ["--snapshot-every", "0"], "snapshot_every"),
         ("{model}:passes", "dfESP://a:1/p/q", ["--check"], "hold nothing"),
+        ("{model}:passes", "dfESP://a:1/p/q", ["--without", "W"], "model.xml"),
+        ("nowhere.xml", "dfESP://a:1/p/q", [], "nowhere.xml cannot be read"),
+        (str(TRADES), "dfESP://a:1/p/q", [], "line 44, <initializer>: Today() reads the wall clock"),
+        (str(TRADES), "dfESP://a:1/p/q", ["--without", "aggWret"], "'aggWret' cannot be left out"),
     ],
 )
 def test_a_wrong_command_line_says_what_is_wrong_and_exits_with_two(
@@ -87,6 +92,20 @@ def test_a_check_fires_timers_too(model: Path, bus_directory: Path) -> None:
     assert (ended.returncode, "1 block of input gave 1 block of output" in ended.stderr) == (0, True), ended.stderr
     fails = esp(bus_directory, "engine", f"{model}:FailsLate", url, "--check")
     assert (fails.returncode, "at its timer 'a'" in fails.stderr) == (1, True), fails.stderr
+
+
+def test_a_model_of_sas_is_checked_without_the_windows_that_are_left_out(bus_directory: Path) -> None:
+    url = "dfESP://a:1/project/contQuery"
+    schema = "ID*:int32,symbol:string," + ",".join(
+        f"{name}:{kind}" for name, kind in [("currency", "int32"), ("udate", "int64"), ("msecs", "int32"),
+        ("price", "double"), *((each, "int32") for each in ("quantity", "venue", "broker", "buyer", "seller")),
+        ("buysellflg", "int32"), ("time", "stamp")]
+    )  # fmt: skip
+    trades = "".join(f"{id},IBM,1,1,1,{id}.5,{id},1,1,1,1,1,{id}000000\n" for id in range(6))
+    published = esp(bus_directory, "pub", f"{url}/source_win", schema, "-", "--block-size", "1", said=trades)
+    assert published.returncode == 0, published.stderr
+    ended = esp(bus_directory, "engine", TRADES, url, "--without", "comp_win", "--check")
+    assert "6 blocks of input gave 18 blocks of output" in ended.stderr, ended.stderr
 
 
 def test_a_model_that_fails_ends_the_command_with_the_block_named(model: Path, bus_directory: Path) -> None:
