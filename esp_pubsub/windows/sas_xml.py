@@ -122,9 +122,10 @@ class _Loading:
             self._elements[name] = element
             windows[name] = self._window(element, name)
         try:
-            return Project(
-                windows, self._edges(windows), outputs=self._published(windows), version=digest(self._project)
-            )
+            version = digest(self._project)
+            project = Project(windows, self._edges(windows), outputs=self._published(windows), version=version)
+            _log.info("%s: this is version %s of its model", self._project.file, version)
+            return project
         except (ConfigError, SchemaError) as e:
             self._refuse(e)
 

@@ -15,6 +15,7 @@ from esp_pubsub import ModelFileError
 MAX_BYTES = 4 << 20
 MAX_DEPTH = 64
 MAX_ELEMENTS = 100_000
+_SHOWN = 100  # characters of a name in an error
 
 
 @dataclass(slots=True)
@@ -37,9 +38,12 @@ class Element:
     def refuse(self, why: str, *, line: int | None = None) -> NoReturn:
         """ModelFileError at this element, or at a line of its text."""
         at = self.line if line is None else line
-        named = f" name={self.attributes['name']!r}" if "name" in self.attributes else ""
+        named = f" name={self.attributes['name'][:_SHOWN]!r}" if "name" in self.attributes else ""
         raise ModelFileError(
-            f"{self.file}, line {at}, <{self.name}{named}>: {why}", file=self.file, line=at, element=self.name
+            f"{self.file}, line {at}, <{self.name[:_SHOWN]}{named}>: {why[: 10 * _SHOWN]}",
+            file=self.file,
+            line=at,
+            element=self.name,
         )
 
 

@@ -205,8 +205,9 @@ def test_nothing_is_passed_over_in_silence(caplog: pytest.LogCaptureFixture) -> 
         "fs", '<property name="type">pub</property><property name="fsname">a b.csv</property>'
         '<property name="blocksize">1</property><property name="header">1</property>'
     ) + "</window-source>", text)  # fmt: skip
-    read(text)
+    project = read(text)
     said = "\n".join(caplog.messages)
+    assert f"version {declared(project)[0].version} of its model" in said
     for each in ("threads= (line 1)", "<project-connectors>", "takes inserts only", "--buffer 500", "--bus rabbitmq",
                  "esp adapter -k pub -h URL/Trades -f 'a b.csv' -t csv -b 1 -C header=1"):  # fmt: skip
         assert each in said
@@ -348,6 +349,14 @@ def test_what_is_not_taken_is_refused_with_its_line(text: str, line: int, elemen
         read(text)
     assert (caught.value.file, caught.value.line, caught.value.element) == ("model.xml", line, element)
     assert "model.xml" in str(caught.value)
+
+
+def test_an_error_is_no_longer_than_one_can_read() -> None:
+    for text in (changed('name="Large"', f'name="Large" pubsub="{"x" * 100_000}"'), f"<{'x' * 100_000}/>",
+                 changed('name="Large"', f'name="{"x" * 100_000}"')):  # fmt: skip
+        with pytest.raises(ModelFileError) as caught:
+            read(text)
+        assert len(str(caught.value)) < 1_500
 
 
 def test_what_is_left_out_has_to_be_there_and_nothing_may_need_it() -> None:
