@@ -149,3 +149,21 @@ def test_a_switch_says_what_it_wrote_and_what_is_to_be_done(model: Path, bus_dir
     for says in ("members of version '' leave", "version '2' runs already"):
         switched = esp(bus_directory, "engine", "switch", url, "--to", "2")
         assert (switched.returncode, says in switched.stderr) == (0, True), switched.stderr
+
+
+def test_an_engine_says_how_far_it_is_and_stops(model: Path, bus_directory: Path, tmp_path: Path) -> None:
+    url, command = "dfESP://a:1/p/q", [*ESP, "engine"]
+    assert esp(bus_directory, "pub", f"{url}/In", "id*:int64", "-", said="7\n8\n").returncode == 0
+    kept = ["--snapshots", str(tmp_path / "kept"), "--set", f"dir={bus_directory}"]
+    with subprocess.Popen([*command, f"{model}:passes", url, *kept], cwd=ROOT, stderr=subprocess.PIPE) as member:
+        try:
+            status = esp(bus_directory, "engine", "status", url)
+            assert status.returncode == 0, status.stderr
+            assert re.search(r"^active, term 1, \d steps?\n", status.stdout), status.stdout
+            stopped = esp(bus_directory, "engine", "stop", url)
+            assert (stopped.returncode, "the last snapshot begins after it" in stopped.stderr) == (0, True), (
+                stopped.stderr
+            )
+            assert member.wait(30) == 0
+        finally:
+            member.kill()

@@ -1,10 +1,11 @@
 """What `esp top` makes of what members say, without a bus."""
 
+import time
 from collections import deque
 from typing import Any
 
 from esp_pubsub.cli.top import Control, Switch, Topic
-from esp_pubsub.wire.frame import BEAT, BLOCK, CLAIM, Frame, frames, parse, seal
+from esp_pubsub.wire.frame import BEAT, BLOCK, CLAIM, STANDBY, Frame, frames, parse, seal
 from esp_pubsub.wire.maps import seal_map
 
 SETUP = {"topics": ["h:1/p/c/w/I"], "schemas": ["id*:int64"], "body": "rows", "election": "log"}
@@ -27,6 +28,11 @@ def claim(nonce: int, term: int, saw: tuple[int, int], at: int = 0) -> Frame:
     return parse(frames([seal_map(CLAIM, values)], 0, at, term)[0])
 
 
+def stands_by(nonce: int, *, at: int = 1 << 60, eligible: bool = True, pulse: Any = None) -> Frame:
+    values = {"identity": who(nonce), "eligible": eligible, "positions": [[9, 7, None]], "pulse": pulse}
+    return parse(frames([seal_map(STANDBY, values)], 0, at, 1)[0])
+
+
 def heard(*said: Frame) -> tuple[Control, deque[Switch]]:
     switches: deque[Switch] = deque()
     control = Control("feed", switches)
@@ -46,7 +52,7 @@ def test_a_member_that_takes_over_from_a_silent_one_is_a_failover() -> None:
     )  # fmt: skip
     (switch,) = switches
     assert (switch.before.name, switch.before.role, switch.before.at) == ("member-1", "fell silent", 2 * SECOND)
-    assert (switch.after.name, switch.after.term, switch.after.settled) == ("member-2", 2, 8)
+    assert (switch.after.name, switch.after.term, switch.after.positions[0].settled) == ("member-2", 2, 8)
     assert control.topic == SETUP["topics"][0]
     assert [name for name, _ in roles(control)] == ["member-2", "member-1"]
 
@@ -57,13 +63,36 @@ def test_a_member_that_resigned_handed_over() -> None:
 
 
 def test_a_claim_that_is_void_is_a_standbys() -> None:
-    control, switches = heard(beat(1, 1, 1), beat(1, 1, 4), claim(2, 2, (1, 1)))
+    control, switches = heard(beat(1, 1, 1), beat(1, 1, 4), claim(2, 2, (1, 1), at=1 << 60))
     assert not switches and roles(control)[0] == ("member-2", "standby")
 
 
 def test_the_one_who_leads_and_was_not_heard_for_long_is_silent() -> None:
     assert roles(heard(beat(1, 1, 1, at=SECOND))[0]) == [("member-1", "silent")]
     assert roles(heard(beat(1, 1, 1, at=1 << 60))[0]) == [("member-1", "active")]
+
+
+def test_a_member_that_stands_by_is_shown_and_takes_nothing_from_the_leader() -> None:
+    now = round(time.time() * SECOND)
+    control, switches = heard(beat(1, 1, 1, at=now), stands_by(2, at=now), stands_by(3, at=now, eligible=False))
+    assert roles(control) == [("member-3", "catching up"), ("member-2", "standby"), ("member-1", "active")]
+    assert not switches and control.warning is None
+
+
+def test_it_is_a_warning_that_nobody_could_take_over() -> None:
+    now = round(time.time() * SECOND)
+    alone = "feed: no standby could take over now"
+    assert heard(beat(1, 1, 1, at=now))[0].warning == alone
+    assert heard(beat(1, 1, 1, at=now), stands_by(2, at=now, eligible=False))[0].warning == alone
+    assert heard(beat(1, 1, 1, at=now), stands_by(2, at=now - 60 * SECOND))[0].warning == alone
+    assert heard(stands_by(2, at=now))[0].warning is None  # nobody leads: others show that
+
+
+def test_members_of_an_engine_show_their_steps_windows_and_last_snapshot() -> None:
+    now = round(time.time() * SECOND)
+    control, _ = heard(beat(1, 1, 1, at=now), stands_by(2, at=now, pulse=[0, 0, 0, 1_234, now - 90 * SECOND, False]))
+    (row,) = control.engine_rows()
+    assert row == ["feed", "member-2", "standby", "1,234", "w 9 (2 wait)", "2 min"]
 
 
 def test_how_far_the_active_is_ahead_of_the_bus_is_what_waits() -> None:
