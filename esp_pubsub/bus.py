@@ -234,7 +234,8 @@ class Feed(Protocol):
 
         None: nothing more is done in order, only `state` is stored. Waits while the bus applies back-pressure.
         The next reader of the group starts behind it and is handed `state`. State and position are stored in one step,
-        or the state first. A reader that is no longer the group's one moves nothing and gets BusUnavailable.
+        or the state first: where the link is lost at once, a queue may hand out once more what is done. A reader that
+        is no longer the group's one moves nothing and gets BusUnavailable.
         """
 
     async def aclose(self) -> None:
