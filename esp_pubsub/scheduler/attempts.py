@@ -55,6 +55,7 @@ def deliver(
     key = delivery_key(tenant, id, event_id)
     delivery = Delivery(tenant, id, of, event_id, occurrence, state.now, body, payload_only, "waiting", state.now)
     state.deliveries[key] = delivery
+    state.tenants[tenant].held += 1
     state.queue(key, delivery)
     return dispatch(state, tenant)
 
@@ -143,7 +144,9 @@ def cancel(state: State, key: str) -> None:
     """No further try of this delivery, if there is one."""
     delivery = state.deliveries.pop(key, None)
     if delivery is not None:
-        _hang_up(delivery, state.tenants[delivery.tenant])
+        tenant = state.tenants[delivery.tenant]
+        tenant.held -= 1
+        _hang_up(delivery, tenant)
 
 
 def retry(state: State, tenant: str) -> int:
@@ -197,6 +200,7 @@ def _give_up(state: State, key: str, delivery: Delivery) -> list[Ended]:
 
 def _end(state: State, key: str, delivery: Delivery, status: Status) -> list[Ended]:
     del state.deliveries[key]
+    state.tenants[delivery.tenant].held -= 1
     event = state.events.get(delivery.of)
     if event is not None:
         state.settle(delivery.of, event, status)

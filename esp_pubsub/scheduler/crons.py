@@ -14,7 +14,7 @@ from .attempts import Ended, iso
 from .cron import Cron, cron
 from .describe import describe
 from .dialects import CronRefused, dialect_of
-from .events import LONGEST_NAME, check_version, refused, tenant_named
+from .events import LONGEST_NAME, check_quota, check_version, refused, tenant_named
 from .policies import Misfire, Overlap, due, jitter, overlaps
 from .state import CronEntry, Kind, State, Status, key_of, us
 
@@ -99,7 +99,7 @@ def shown(entry: CronEntry) -> dict[str, Any]:
 
 def put(state: State, asked: SetCron) -> dict[str, Any]:
     """Set up a cron. Refused for what cannot be."""
-    tenant_named(state, asked.tenant)
+    tenant = tenant_named(state, asked.tenant)
     _check(asked)
     key = key_of(asked.tenant, asked.id, asked.type)
     known = state.crons.get(key)
@@ -116,7 +116,11 @@ def put(state: State, asked: SetCron) -> dict[str, Any]:
         raise refused(400, str(e)) from None
     if next is None:
         raise refused(400, f"the cron expression {asked.expression:.100} is due no more")
-    if known is not None:
+    if known is None:
+        if tenant.crons >= tenant.limits.crons:
+            raise refused(429, f"this tenant has {tenant.crons} crons, and may have no more")
+        tenant.crons += 1
+    else:
         entry.running, entry.fired, entry.missed, entry.log = known.running, known.fired, known.missed, known.log
     state.crons[key] = entry
     _plan(state, key, entry, next)
@@ -152,7 +156,8 @@ def _plan(state: State, key: str, entry: CronEntry, next: int | None) -> None:
 def fire(state: State, key: str) -> list[Ended]:
     """A cron is due."""
     entry = state.crons[key]
-    if state.paused or state.tenants[entry.tenant].paused:
+    tenant = state.tenants[entry.tenant]
+    if state.paused or tenant.paused:
         entry.parked = True
         return []
     until = state.now - entry.jitter
@@ -170,7 +175,7 @@ def fire(state: State, key: str) -> list[Ended]:
         does = overlaps(entry.overlap, entry.running, entry.waiting)  # type: ignore[arg-type]
         if does == "wait":
             entry.waiting = occurrence
-        elif does == "skip" or entry.running >= MOST_RUNNING:
+        elif does == "skip" or entry.running >= MOST_RUNNING or tenant.held >= tenant.limits.events:
             entry.missed += 1
         else:
             ended += _begin(state, key, entry, occurrence, f"{entry.type}/{iso(occurrence)}")
@@ -217,7 +222,7 @@ def _note(state: State, entry: CronEntry, ended: Ended) -> None:
 
 def remove(state: State, asked: RemoveCron) -> dict[str, Any]:
     """Have no such cron; it is no error where there was none."""
-    tenant_named(state, asked.tenant)
+    tenant = tenant_named(state, asked.tenant)
     types = ["QUARTZ", "UNIX", "SPRING", "CRON4J"] if asked.type == "*" else [asked.type]
     removed = []
     for type in types:
@@ -225,6 +230,7 @@ def remove(state: State, asked: RemoveCron) -> dict[str, Any]:
         if (entry := state.crons.get(key)) is not None:
             check_version(asked.version, entry.version)
             del state.crons[key]
+            tenant.crons -= 1
             removed.append(type)
     return {"removed": removed}
 
@@ -264,5 +270,6 @@ def resume(state: State, asked: ResumeCron) -> dict[str, Any]:
 def trigger(state: State, asked: TriggerCron) -> tuple[dict[str, Any], list[Ended]]:
     """Have it fire once now."""
     key, entry = _found(state, asked)
+    check_quota(state.tenants[entry.tenant])
     ended = _begin(state, key, entry, state.now, f"{entry.type}/{iso(state.now)}/{state.version()}")
     return {"cron": shown(entry)}, ended

@@ -98,14 +98,14 @@ def _upsert(state: State, asked: Request) -> tuple[Answer, list[Ended]]:
     known = state.events.get(key)
     check_version(asked.version, known.version if known else 0)
     _check_rate(state, tenant)
+    if known is None or known.done or at <= state.now:
+        check_quota(tenant)
     if at <= state.now:
         return _past(state, key, known, Event(at, asked.payload, state.version(), payload_only))
     if known is not None and known.status == Status.UN_PROCESSED and known.at == at:
         known.version = state.version()
         known.payload = known.payload if asked.payload is None else asked.payload
         return Answer(200, "UPDATED", known.version, event_id(known)), []
-    if (known is None or known.status != Status.UN_PROCESSED) and tenant.held >= tenant.limits.events:
-        raise refused(429, f"this tenant has {tenant.held} events that wait for their time, and may have no more")
     if known is not None:
         _remove(state, key, known)
     event = state.events[key] = Event(at, asked.payload, state.version(), payload_only)
@@ -146,6 +146,7 @@ def _dry_run(state: State, asked: Request) -> tuple[Answer, list[Ended]]:
     known = state.events.get(key)
     if known is None:
         raise refused(404, "there is no such event")
+    check_quota(tenant_named(state, name))
     trial = Event(known.at, known.payload, state.version(), known.payload_only)
     ended = _deliver(state, key, trial, known.at, of="")
     return Answer(200, Status(known.status).name, known.version, event_id(known)), ended
@@ -171,6 +172,12 @@ def check_version(asked: int | None, found: int) -> None:
     """A version that is given has to be the one at hand; 0 is that of nothing."""
     if asked is not None and asked != found:
         raise refused(412, f"the version is {found}, not {asked}")
+
+
+def check_quota(tenant: Tenant) -> None:
+    """Refused where a tenant has as much as it may have."""
+    if tenant.held >= tenant.limits.events:
+        raise refused(429, f"this tenant has {tenant.held} events that are not delivered yet, and may have no more")
 
 
 def _check_rate(state: State, tenant: Tenant) -> None:

@@ -50,7 +50,8 @@ class Limits(msgspec.Struct, array_like=False, forbid_unknown_fields=True, froze
     """What a tenant may do, and how often its deliveries are tried. Times are in seconds; 0 is no limit of a rate."""
 
     events: int = 1_000_000
-    """Events that wait for their time."""
+    """Events that wait for their time, and deliveries that have not ended."""
+    crons: int = 100_000
     payload: int = 65_536
     """Characters of a payload."""
     requests: float = 0.0
@@ -78,7 +79,8 @@ class Tenant(msgspec.Struct, array_like=True):
     limits: Limits
     paused: bool = False
     held: int = 0
-    """Its events that wait for their time."""
+    """Its events that wait for their time, and its deliveries that have not ended."""
+    crons: int = 0
     calling: int = 0
     wake: int = 0
     """When it may call again; 0 where nothing waits for that."""

@@ -93,7 +93,11 @@ def _check_limits(limits: Limits) -> None:
     rates = (limits.requests, limits.rate)
     if not all(rate == 0 or 0.001 <= rate <= 1_000_000 for rate in rates):
         raise refused(400, "requests and rate are 0 or from 0.001 to 1000000 a second")
-    if not (0 <= limits.payload <= MOST_PAYLOAD and 1 <= limits.concurrency <= MOST_CONCURRENCY and limits.events >= 0):
+    if not (
+        0 <= limits.payload <= MOST_PAYLOAD
+        and 1 <= limits.concurrency <= MOST_CONCURRENCY
+        and limits.events >= 0 <= limits.crons
+    ):
         raise refused(400, f"payload is at most {MOST_PAYLOAD}, concurrency from 1 to {MOST_CONCURRENCY}")
     if not (0 <= limits.retries <= 20 and 0 < limits.delay <= 3_600 and 1 <= limits.multiplier <= 10):
         raise refused(400, "retries are 0 to 20, delay is up to 3600 s, multiplier from 1 to 10")

@@ -175,6 +175,20 @@ def test_a_slow_tenant_waits_for_itself_and_harms_no_other() -> None:
     assert v.ask("tenants")["tenants"]["slow"]["calling"] == 2
 
 
+def test_a_tenant_that_never_answers_does_not_fill_the_memory() -> None:
+    v = Virtual(answering(500))
+    v.http_tenant(events=5)
+    assert v.command("cron", tenant="h", id="c", expression="* * * * * ?")["code"] == 200
+    v.schedule(("h", "1", 10), ("h", "2", -1))
+    v.until(100)
+    assert v.ask("tenants")["tenants"]["h"]["held"] == v.ask("counts")["deliveries"] == 5
+    assert (v.event("h", "3", -1)["code"], v.event("h", "4", 200)["code"]) == (429, 429)
+    v.worker = answering(200)
+    v.until(170)
+    assert v.event("h", "3", 300)["code"] == 200
+    assert v.ask("tenants")["tenants"]["h"]["held"] == 1
+
+
 def test_calls_come_at_the_rate_of_their_tenant() -> None:
     v = Virtual(answering(200))
     v.http_tenant("h", rate=2)

@@ -286,6 +286,15 @@ def test_crons_of_one_id_have_several_types_and_are_listed_and_removed_together(
     assert len(v.ask("crons", tenant="t")["crons"]) == 1
 
 
+def test_a_tenant_has_so_many_crons_and_no_more(v: Virtual) -> None:
+    v.window_tenant("few", crons=1)
+    put(v, tenant="few")
+    assert v.command("cron", tenant="few", id="d", expression="* * * * * ?")["code"] == 429
+    put(v, tenant="few")
+    v.command("remove cron", tenant="few", id="c", type="*")
+    put(v, tenant="few", id="d")
+
+
 def test_a_cron_that_is_set_again_takes_the_place_of_the_old_one(v: Virtual) -> None:
     first = put(v)
     v.until(7)
