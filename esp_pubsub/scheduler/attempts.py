@@ -134,6 +134,9 @@ def turn(state: State, key: str) -> list[Ended]:
     if delivery.state == "calling":
         _hang_up(delivery, state.tenants[delivery.tenant])
         ended = _failed(state, key, delivery, 0, "no outcome by the deadline", 0)
+    elif delivery.state == "dead":
+        state.emit("Dead", *_row(key, delivery), delivery.tries, delivery.code, delivery.error, state.now)
+        ended = _end(state, key, delivery, Status.ERROR)
     else:
         delivery.state, delivery.at = "waiting", state.now
         state.queue(key, delivery)
@@ -167,7 +170,8 @@ def _failed(state: State, key: str, delivery: Delivery, code: int, text: str, re
     limits = state.tenants[delivery.tenant].limits
     delivery.code, delivery.error = code, text[:_MOST_ERROR]
     if 400 <= code < 500 and code not in _LATER:
-        return _give_up(state, key, delivery)
+        _give_up(state, key, delivery)
+        return []
     asked = us(min(retry_after, _LONGEST_ASKED)) if retry_after > 0 else 0
     if delivery.tries <= limits.retries:
         delay = min(limits.delay * limits.multiplier ** (delivery.tries - 1), _LONGEST_ASKED)
@@ -176,7 +180,8 @@ def _failed(state: State, key: str, delivery: Delivery, code: int, text: str, re
         return []
     again = state.now + max(us(limits.backlog_every), asked)
     if again > delivery.occurrence + us(limits.backlog_limit):
-        return _give_up(state, key, delivery)
+        _give_up(state, key, delivery)
+        return []
     ended = _in_error(state, delivery)
     delivery.state, delivery.at = "backlog", again
     state.plan(again, Kind.DELIVERY, key)
@@ -193,9 +198,10 @@ def _in_error(state: State, delivery: Delivery) -> list[Ended]:
     return [Ended(delivery.of, delivery.occurrence, Status.ERROR, delivery.error)]
 
 
-def _give_up(state: State, key: str, delivery: Delivery) -> list[Ended]:
-    state.emit("Dead", *_row(key, delivery), delivery.tries, delivery.code, delivery.error, state.now)
-    return _end(state, key, delivery, Status.ERROR)
+def _give_up(state: State, key: str, delivery: Delivery) -> None:
+    """Once a step has room for the dead letter."""
+    delivery.state, delivery.at = "dead", state.now
+    state.plan(state.now, Kind.DELIVERY, key)
 
 
 def _end(state: State, key: str, delivery: Delivery, status: Status) -> list[Ended]:

@@ -27,7 +27,7 @@ What is due is emitted some at a time, at most MOST_ROWS rows or MOST_SIZE chara
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,11 +38,12 @@ import esp_pubsub as esp
 from . import attempts, crons, events, questions, tenants
 from .attempts import Ended
 from .events import Refused
-from .state import Kind, State
+from .state import Kind, State, size_of
 from .windows import INPUTS, OUTPUTS
 from .zones import tzdata_version
 
 MOST_IN_BLOCK = 10_000
+MOST_IN_MESSAGE = 200_000  # characters of a block, so that any bus can carry it
 _WAKE = "due"
 _FORGET = 2_000
 _Command = (
@@ -66,6 +67,20 @@ _DUE: dict[Kind, Callable[[State, str], list[Ended]]] = {
     Kind.CRON: crons.fire,
     Kind.DELIVERY: attempts.turn,
 }
+
+
+def _blocks(rows: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    """Rows in blocks that are not too large; a row that is larger comes alone."""
+    block: list[tuple[Any, ...]] = []
+    size = 0
+    for row in rows:
+        size += (more := size_of(row))
+        if size > MOST_IN_MESSAGE and block:
+            yield block
+            block, size = [], more
+        block.append(row)
+    if block:
+        yield block
 
 
 @esp.model(inputs=INPUTS, outputs=OUTPUTS, version=f"scheduler/1 tzdata/{tzdata_version()}", timers=True)
@@ -122,7 +137,8 @@ class Scheduler(State):
             self._reject(request, 400, f"this is no command: {e}"[:500])
         else:
             said = msgspec.json.encode(answer).decode()
-            self.emit("Answers", request, 200, "OK", asked.tenant, getattr(asked, "id", None), None, None, None, said)
+            names = (str(getattr(asked, name, None) or "")[: events.LONGEST_NAME] for name in ("tenant", "id"))
+            self.emit("Answers", request, 200, "OK", *names, None, None, None, said)
         return ended
 
     def _reject(self, request: str, code: int, why: str) -> None:
@@ -140,9 +156,9 @@ class Scheduler(State):
             self._settle(self._turn(kind, key))
         self.forget(_FORGET)
         for window, rows in self.rows.items():
-            if rows:
-                out.emit(window, rows)
-                rows.clear()
+            for block in _blocks(rows):
+                out.emit(window, block)
+            rows.clear()
         if (at := self.next_due()) is not None:
             out.wake(_WAKE, at)
 

@@ -145,7 +145,8 @@ def _tenant(name: str, tenant: Tenant) -> dict[str, Any]:
     kind = "MESSAGING" if tenant.kind == "WINDOW" else tenant.kind
     return {
         "tenant": name, "type": kind, "props": msgspec.json.decode(tenant.props), "paused": tenant.paused,
-        "held": tenant.held, "crons": tenant.crons, "calling": tenant.calling, "limits": msgspec.to_builtins(tenant.limits),
+        "held": tenant.held, "crons": tenant.crons, "calling": tenant.calling,
+        "limits": msgspec.to_builtins(tenant.limits),
     }  # fmt: skip
 
 

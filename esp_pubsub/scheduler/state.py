@@ -113,7 +113,7 @@ class Delivery(msgspec.Struct, array_like=True):
     body: str
     payload_only: bool
     state: str
-    """waiting (for its tenant), calling, backoff, backlog."""
+    """waiting (for its tenant), calling, backoff, backlog, dead."""
     at: int
     """When it began to wait, or what it does ends."""
     tries: int = 0
@@ -191,6 +191,11 @@ def us(seconds: float) -> int:
     return round(seconds * SECOND)
 
 
+def size_of(row: tuple[Any, ...]) -> int:
+    """The characters of a row, which are most of it."""
+    return sum(len(value) for value in row if type(value) is str)
+
+
 @dataclass
 class State:
     """The state, and what follows from it."""
@@ -246,7 +251,7 @@ class State:
     def emit(self, window: str, *row: Any) -> None:
         """One row to an output window, at the end of the step."""
         self.rows[window].append(row)
-        self.size += sum(len(value) for value in row if type(value) is str)
+        self.size += size_of(row)
 
     def plan(self, at: int, kind: Kind, key: str) -> None:
         """Something is due then. What was planned for it before counts no more, since it has another time now."""

@@ -189,6 +189,20 @@ def test_a_tenant_that_never_answers_does_not_fill_the_memory() -> None:
     assert v.ask("tenants")["tenants"]["h"]["held"] == 1
 
 
+def test_many_large_dead_letters_at_once_are_emitted_some_at_a_time() -> None:
+    v = Virtual()
+    v.http_tenant(payload=1 << 20, concurrency=300)
+    for _ in range(60):
+        v.schedule(*[("h", "1", -1, "\x01" * (1 << 18)) for n in range(5)])
+    v.until(1)
+    made = [(row.values["delivery"], 1, 400, "", 0.0) for row in v.rows["Calls"]]
+    assert len(made) == 300
+    v.outcomes(made)  # 460 MB of dead letters
+    assert 0 < len(v.rows["Dead"]) < 10
+    v.until(2)
+    assert len(v.rows["Dead"]) == 300
+
+
 def test_calls_come_at_the_rate_of_their_tenant() -> None:
     v = Virtual(answering(200))
     v.http_tenant("h", rate=2)

@@ -106,7 +106,11 @@ class Virtual:
 
     def outcome(self, call: dict[str, Any], code: int, text: str = "", retry_after: float = 0) -> None:
         """What came of a call is told."""
-        self._take(self._trial.sent(("Outcomes", [(call["delivery"], call["attempt"], code, text, retry_after)])))
+        self.outcomes([(call["delivery"], call["attempt"], code, text, retry_after)])
+
+    def outcomes(self, rows: list[tuple[Any, ...]]) -> None:
+        """What came of several calls is told in one block."""
+        self._take(self._trial.sent(("Outcomes", rows)))
 
     def ask(self, ask: str, **fields: Any) -> dict[str, Any]:
         """The answer to a question."""
