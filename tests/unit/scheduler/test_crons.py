@@ -286,6 +286,18 @@ def test_crons_of_one_id_have_several_types_and_are_listed_and_removed_together(
     assert len(v.ask("crons", tenant="t")["crons"]) == 1
 
 
+def test_a_cron_that_is_set_again_knows_what_of_the_old_one_is_still_being_delivered() -> None:
+    v = Virtual()
+    v.http_tenant("t", deadline=1_000)
+    put(v, "0/10 * * * * ?", overlap="skip")
+    v.until(10)
+    put(v, "0/5 * * * * ?", overlap="skip")
+    v.until(20)
+    v.outcome(v.rows["Calls"][0].values, 200)
+    v.until(25)
+    assert [row.seconds for row in v.rows["Calls"]] == [10, 25]
+
+
 def test_a_tenant_has_so_many_crons_and_no_more(v: Virtual) -> None:
     v.window_tenant("few", crons=1)
     put(v, tenant="few")
