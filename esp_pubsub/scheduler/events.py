@@ -98,7 +98,8 @@ def _upsert(state: State, asked: Request) -> tuple[Answer, list[Ended]]:
     known = state.events.get(key)
     check_version(asked.version, known.version if known else 0)
     _check_rate(state, tenant)
-    if known is None or known.done or at <= state.now:
+    waits = known is not None and known.status == Status.UN_PROCESSED
+    if not waits and (known is None or known.done or at <= state.now):  # it takes the place of no other
         check_quota(tenant)
     if at <= state.now:
         return _past(state, key, known, Event(at, asked.payload, state.version(), payload_only))

@@ -183,6 +183,7 @@ def test_a_tenant_that_never_answers_does_not_fill_the_memory() -> None:
     v.until(100)
     assert v.ask("tenants")["tenants"]["h"]["held"] == v.ask("counts")["deliveries"] == 5
     assert (v.event("h", "3", -1)["code"], v.event("h", "4", 200)["code"]) == (429, 429)
+    assert (v.event("h", "1", -1)["code"], v.event("h", "1", 110)["code"]) == (429, 200)
     v.worker = answering(200)
     v.until(170)
     assert v.event("h", "3", 300)["code"] == 200

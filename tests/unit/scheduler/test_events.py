@@ -71,11 +71,11 @@ def test_the_reasons_are_looked_at_in_bigbens_order(v: Virtual) -> None:
 
 
 def test_each_item_of_a_list_has_its_own_answer_in_order(v: Virtual) -> None:
-    answers = v.schedule(("t", "1", 60), ("nobody", "2", 60), ("t", "3", -1))
+    answers = v.schedule(("t", "1", 60), ("nobody", "2", 60), ("t", "3", -0.5), ("t", "4", 0))
     assert [(each["id"], each["code"], each["status"]) for each in answers] == [
-        ("1", 200, "ACCEPTED"), ("2", 400, "REJECTED"), ("3", 200, "TRIGGERED"),
+        ("1", 200, "ACCEPTED"), ("2", 400, "REJECTED"), ("3", 200, "TRIGGERED"), ("4", 200, "TRIGGERED"),
     ]  # fmt: skip
-    assert [each["request"].rpartition(":")[2] for each in answers] == ["0", "1", "2"]
+    assert [each["request"].rpartition(":")[2] for each in answers] == ["0", "1", "2", "3"]
 
 
 def test_an_event_in_the_past_fires_at_once_and_is_not_kept(v: Virtual) -> None:
@@ -213,6 +213,15 @@ def test_a_tenant_has_a_quota_and_a_rate_and_others_do_not_notice(v: Virtual) ->
     assert codes == [200] * 10 + [429] * 10
     v.until(120)
     assert v.event("few", "3", 180)["code"] == 200
+
+
+def test_an_event_that_is_done_and_comes_again_counts_for_the_quota(v: Virtual) -> None:
+    v.window_tenant("few", events=1)
+    v.event("few", "1", 60)
+    v.until(60)
+    v.event("few", "2", 90)
+    assert (v.event("few", "1", 90)["code"], v.event("few", "1", -1)["code"]) == (429, 429)
+    assert (v.event("few", "2", 120)["code"], v.event("few", "2", -1)["code"]) == (200, 200)
 
 
 def test_events_that_are_done_are_forgotten_after_a_while(v: Virtual) -> None:
