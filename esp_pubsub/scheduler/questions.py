@@ -196,9 +196,11 @@ def _in_error(key: str, each: Delivery) -> dict[str, Any]:
 
 
 def _counts(state: State, asked: Counts) -> dict[str, Any]:
+    next = state.next_due()
     return {
         "tenants": len(state.tenants), "events": len(state.events), "done": state.done, "crons": len(state.crons),
-        "deliveries": len(state.deliveries), "paused": state.paused, "now": iso(state.now), "next": state.planned(),
+        "deliveries": len(state.deliveries), "paused": state.paused, "now": iso(state.now),
+        "next": None if next is None else iso(next),
     }  # fmt: skip
 
 

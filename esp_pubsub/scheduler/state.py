@@ -239,10 +239,6 @@ class State:
         """The step at hand emits enough."""
         return self.size > MOST_SIZE or sum(map(len, self.rows.values())) - len(self.rows["Answers"]) >= MOST_ROWS
 
-    def planned(self) -> int | None:
-        """When something is due next. It changes nothing."""
-        return min((at for _, _, at in self._planned()), default=None)
-
     def version(self) -> int:
         """The next one."""
         self.serial += 1

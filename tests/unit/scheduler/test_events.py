@@ -228,6 +228,7 @@ def test_events_that_are_done_are_forgotten_after_a_while(v: Virtual) -> None:
     v.event("t", "1", 60)
     v.until(60)
     v.event("t", "2", 10_000)
+    assert v.ask("counts")["next"] == moment(10_000).replace("+00:00", "Z")
     v.until(9_000)
     v.event("t", "3", 9_100)
     assert (v.status("t", "1"), v.status("t", "2")) == (None, "UN_PROCESSED")
