@@ -131,6 +131,8 @@ class Encoder:
 
 def _each(values: Any, count: int, what: str) -> int | bytes:
     """One small integer for all events, or one byte an event."""
+    if type(values) is bytes and len(values) == count > 0:
+        return values[0] if values.count(values[0]) == count else values
     if not isinstance(values, Iterable | int):
         raise ValueRefused(
             f"{what} are one integer, or one for each event, not {values!r}", row=0, field=what, value=values
