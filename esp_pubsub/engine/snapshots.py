@@ -389,15 +389,16 @@ class Snapshots:
         await asyncio.shield(self._under_way)
 
     def _rotate(self) -> None:
-        """Keep the newest that count; what is older than those, and never counted, goes with the others."""
+        """Keep the newest that count. What is older than those, by its place, goes, though it never counted; what is
+        not may be another member's that is about to count.
+        """
         marked = self._named.files(self._directory, "snapshot")
-        for old in marked[_KEPT:]:
+        if len(marked) < _KEPT:
+            return
+        uncounted = [file for kind in ("new", "tmp") for file in self._named.files(self._directory, kind)]
+        oldest = _place(marked[_KEPT - 1])
+        for old in [*marked[_KEPT:], *[file for file in uncounted if _place(file) < oldest]]:
             old.unlink(missing_ok=True)
-        since = min(map(_marked_at, marked[:_KEPT]), default=0.0)
-        for kind in ("new", "tmp"):
-            for left in self._named.files(self._directory, kind):
-                if _marked_at(left) < since:
-                    left.unlink(missing_ok=True)
 
     async def withdraw(self) -> None:
         """This member differs from the others: nothing that it took, or was restored from, may be restored again. To be
@@ -444,13 +445,6 @@ def _head(file: Path) -> Snapshot:
         return read_head(handle)
 
 
-def _marked_at(file: Path) -> float:
-    """When it was; never, if another member removed it."""
-    with suppress(FileNotFoundError):
-        return file.stat().st_mtime
-    return float("inf")
-
-
 def _try(directory: Path) -> None:
     """Write something there, and remove it. OSError where that cannot be done."""
     file = directory / f"try-{secrets.token_hex(8)}.tmp"
@@ -462,6 +456,11 @@ def _try(directory: Path) -> None:
     finally:
         with suppress(OSError):
             file.unlink()
+
+
+def _place(file: Path) -> str:
+    """The place in its name; see `Named.file`."""
+    return file.name.split("-")[1]
 
 
 def _create(file: Path) -> None:

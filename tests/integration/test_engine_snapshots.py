@@ -308,10 +308,6 @@ async def test_a_directory_that_cannot_be_used_is_reported_before_anything_comes
     assert [(notice.code, type(notice.error)) for notice in notices] == [("pubsubCode_SNAPSHOT", esp.EspError)]
 
 
-def test_a_file_that_another_member_removed_is_no_reason_to_remove_others(kept: Path) -> None:
-    assert snapshots._marked_at(kept) == float("inf")
-
-
 async def test_an_engine_without_snapshots_says_so(bus_directory: Path) -> None:
     class Plain:
         def step(self, window: str, block: esp.Block, out: esp.Out) -> None: ...
