@@ -152,8 +152,9 @@ class Crew:
     A member runs `python -m <module> <role> <settings as JSON>`, see `main`.
     """
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, python: str = sys.executable) -> None:
         self._module = module
+        self._python = python
         self._members: list[Member] = []
         self._temporary: tempfile.TemporaryDirectory[str]
 
@@ -172,7 +173,7 @@ class Crew:
     async def start(self, role: str, **settings: Any) -> Member:
         """A member that has said it is ready."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", f"tests.bench.{self._module}", role,
+            self._python, "-m", f"tests.bench.{self._module}", role,
             json.dumps({"directory": self.directory, **settings}),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=_ROOT, limit=1 << 24,
         )  # fmt: skip
