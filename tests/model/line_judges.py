@@ -149,3 +149,12 @@ def ask_hand_over(core: Member) -> None:
 def end_hand_over(core: Member) -> None:
     """Its user hears that this is done."""
     core.member.keep_leading()
+
+
+def deafen(core: Member) -> None:
+    """It knows that it cannot read what others may be able to read."""
+    core.member.hindered_since = _always
+
+
+def _always() -> float:
+    return 0.0

@@ -24,7 +24,7 @@ class Seat(NamedTuple):
     """A member: its object, the blocks that its input lacks, its pipes, and what of each log it has not read.
 
     `cut` is a line that it cannot write any more. Whoever `resigned` for that leads no more: it could do
-    so again and again.
+    so again and again. One that `hears` no more knows that there is more input, and that it cannot read it.
     """
 
     core: int
@@ -33,6 +33,7 @@ class Seat(NamedTuple):
     unread: tuple[tuple[Code, ...], ...] = NOTHING
     cut: int | None = None
     resigned: bool = False
+    hears: bool = True
 
 
 class State(NamedTuple):
@@ -142,7 +143,7 @@ class LineScene:
         elif self._is_in_a_bad_way(seat, now) and now.due_later is not None:
             yield f"finds that it is {now.due_later}", partial(self.resign, state, at, now.due_later)
         if (
-            self.stopped(seat, now) and now.eligible
+            self.stopped(seat, now) and now.eligible and seat.hears
         ):  # it leads rightly, and nobody but its owner can see that it is of no use
             yield "is ended by its owner", partial(self.stop, state, at, "leave")
         for line in ALL:
@@ -152,7 +153,7 @@ class LineScene:
     def _is_in_a_bad_way(self, seat: Seat, now: MemberView) -> bool:
         """It is not merely slow: its input has stopped, or something waits for a line that it cannot write."""
         waits = seat.cut is not None and now.lines[seat.cut].last > now.lines[seat.cut].m
-        return waits or (self.stopped(seat, now) and not now.eligible)
+        return waits or (self.stopped(seat, now) and not (now.eligible and seat.hears))
 
     def stopped(self, seat: Seat, now: MemberView) -> bool:
         """Its input gives it no more, and lacks something."""
@@ -187,6 +188,8 @@ class LineScene:
             yield "dies", partial(self.stop, after, at, "leave")
         if "its input stops" in faults and not seat.lacks and now.taken < len(self.script):
             yield "its input stops", partial(_seat, after, at, seat._replace(lacks=len(self.script) - now.taken))
+        if "hears no more" in faults and not seat.lacks and now.taken < len(self.script):
+            yield "hears its input no more", partial(self.deafen, after, at, len(self.script) - now.taken)
         if "a line is cut" in faults and seat.cut is None:
             for line in ALL:
                 yield f"cannot write {LINES[line]} any more", partial(self.cut, after, at, line)
@@ -246,6 +249,11 @@ class LineScene:
     def restart(self, state: State, at: int) -> State:
         """A process died and another one takes its place."""
         return _seat(state, at, Seat(self.member(at), state.seats[at].lacks, unread=state.tails))
+
+    def deafen(self, state: State, at: int, lacks: int) -> State:
+        """It cannot read its input any more."""
+        state = self.change(state, at, lines.deafen)
+        return _seat(state, at, state.seats[at]._replace(lacks=lacks, hears=False))
 
     def cut(self, state: State, at: int, line: int) -> State:
         """Nothing that it writes to this topic comes there any more."""

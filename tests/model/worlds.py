@@ -169,6 +169,8 @@ def _of_groups() -> list[Scene | LineScene]:
                   faults=("dies", "its input stops", "trouble")),
         LineScene("two lines, a line is cut", "a member cannot write one of its lines any more",
                   faults=("a line is cut",), quick=True),
+        LineScene("two lines, a leader that hears no more", "it lets others go first, who can read the input",
+                  faults=("hears no more",), quick=True),
         LineScene("two lines, queues", "a fault of any kind may happen", queues=True, faults=FAULTS),
         LineScene("two lines, queues, deaths", "who remains may be behind in one line, and full in the other",
                   queues=True, faults=("dies",), quick=True),

@@ -1,4 +1,5 @@
-"""Whatever a model is made of, as long as it makes the allowed calls only, all members emit equal blocks.
+"""Whatever a model is made of, as long as it makes the allowed calls only, all members emit equal blocks: stepped by
+themselves, in two processes, and as members of an engine in the simulation (any batches, deaths, snapshots).
 
 EXAMPLES=10000 draws as many models here, and a tenth as many in whole engines.
 """
@@ -21,6 +22,7 @@ from esp_pubsub.engine.state import State
 from esp_pubsub.testing import check_model, run_model
 from esp_pubsub.testing.models import Trial
 from tests.simulation.programs import Memory, Program, draw, make_model
+from tests.simulation.run import run
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "150"))
 INPUTS, OUTPUTS = {"Left": "id*:int64,text:string", "Right": "id*:int64,text:string"}, ("One", "Two")
@@ -118,3 +120,8 @@ def test_two_processes_emit_the_same_though_they_hash_otherwise_and_one_is_resta
     input = drawn_input(random.Random(seed), 60)
     emitted = run_model(make_model(draw(random.Random(seed), timers=True), INPUTS, OUTPUTS), input)
     assert check_model(f"{file}:model", input) == sum(map(len, emitted.values())) > 0
+
+
+@pytest.mark.parametrize("seed", range(max(15, EXAMPLES // 10)))
+def test_members_of_an_engine_that_go_on_from_snapshots_publish_what_its_order_yields(seed: int) -> None:
+    run(seed, engine=True, random_model=True, snapshots=0.05)

@@ -30,6 +30,10 @@ def eligible_in_one_line_is_enough(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "eligible", property(lambda self: any(line.eligible for line in self.lines)))
 
 
+def a_leader_that_cannot_read_its_input_leads_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Membership, "_is_hindered", lambda self, now: False)
+
+
 def a_hand_over_waits_for_the_first_line(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "_is_on_bus", lambda self, ids: ids is not None and self.lines[0].m >= ids[0])
 
@@ -102,6 +106,7 @@ IN_MODEL: list[tuple[Mutant, str]] = [
     (beats_carry_the_first_position_for_each_line, "two lines, queues, deaths"),
     (beats_carry_the_positions_swapped, "two lines, queues, deaths"),
     (a_second_line_that_stalls_is_not_seen, "two lines, a line is cut"),
+    (a_leader_that_cannot_read_its_input_leads_on, "two lines, a leader that hears no more"),
 ]  # fmt: skip
 
 
