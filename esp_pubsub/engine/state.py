@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -105,8 +107,9 @@ class State:
             return self._restored_by_itself(b"".join(part.body for part in parts))
         found = {name: field.empty() for name, field in self._fields.items()}
         try:
-            for name, body in parts:
-                found[name] = self._fields[name].extended(found[name], body)
+            with _nothing_collected():
+                for name, body in parts:
+                    found[name] = self._fields[name].extended(found[name], body)
         except (KeyError, msgspec.MsgspecError) as e:
             raise ValueError(f"the state is not that of a {self._kind.__name__}: {e}") from None
         if missing := [name for name, value in found.items() if value is _MISSING]:
@@ -162,6 +165,18 @@ class State:
 
 
 _MISSING: Any = object()
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """All that is made here stays. To search it for garbage again and again takes as long as to make it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
