@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from .address import Address, Side
 from .bus import Bus, Catalog, Requests, Start
 from .calls import Caller
 from .claims import Claims, find_election, find_schema
-from .config import load_options
+from .config import check_type, load_options
 from .encode import Encoder, arrow_body
 from .engine.engine import Engine
 from .engine.opening import Buses, log_of, open_engine
@@ -38,7 +38,7 @@ from .requests import Answer, demand, query
 from .retained import retain_runs, retained_runs
 from .schema import Schema
 from .subscriber import Subscriber
-from .subscriber_options import Begin, SubscriberOptions, check_start
+from .subscriber_options import Begin, SubscriberOptions, check_group, check_start
 from .writer import BlockWriter
 
 if TYPE_CHECKING:
@@ -93,6 +93,10 @@ class _Closable(Protocol):
 T = TypeVar("T", bound=_Closable)
 
 
+def _not_open(wanted: str) -> WrongOrder:
+    return WrongOrder(f"this is not open yet: await it, or use async with, and then {wanted} on what that gives")
+
+
 class Opening(Generic[T]):
     """What `init`, `publisher` and `subscriber` return: await it, or enter it with `async with`, which also closes."""
 
@@ -114,6 +118,16 @@ class Opening(Generic[T]):
             self._begun = False
             raise
         return self._opened
+
+    if not TYPE_CHECKING:  # a type checker finds these by itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):  # Python and its tools look for these, and may not find them
+                raise AttributeError(name)
+            raise _not_open(f".{name}")
+
+        def __aiter__(self) -> NoReturn:
+            raise _not_open("async for")
 
     async def __aenter__(self) -> T:
         return await self._once()
@@ -189,6 +203,9 @@ class Client:
         """
         address, topic = self._window(url, side, "in")
         schema = schema if isinstance(schema, Schema) else Schema(schema)
+        check_type("failover", failover, Failover, "esp.Failover('feed')")
+        check_type("resume", resume, Resume, "esp.Resume('trades', last, chain)")
+        check_type("options", options, PublisherOptions, "esp.PublisherOptions(buffer_blocks=1000)")
         if failover is not None and resume is not None:
             raise ConfigError("a failover group keeps count by itself: pass failover or resume, not both")
 
@@ -274,6 +291,8 @@ class Client:
         if begin is None:
             begin = "earliest" if group is not None else "latest"
         check_start(begin, group)
+        check_group(group)
+        check_type("options", options, SubscriberOptions, "esp.SubscriberOptions(read_blocks=100)")
 
         async def opened() -> Subscriber:
             self._check_offered(begin, group)
@@ -306,6 +325,7 @@ class Client:
         began otherwise.
         """
         self._check()
+        check_type("options", options, EngineOptions, "esp.EngineOptions(buffer=1000)")
         writes = output or self
         orders = order or writes
         for other in (writes, orders):

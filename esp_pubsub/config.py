@@ -96,6 +96,12 @@ class SasOptions:
     """As json."""
 
 
+def check_type(name: str, given: object, kind: type, example: str) -> None:
+    """ConfigError for a keyword that is of another class than the one it has to be of; None is always allowed."""
+    if given is not None and not isinstance(given, kind):
+        raise ConfigError(f"{name} is an esp.{kind.__name__}, such as {example}, not {given!r:.80}", key=name)
+
+
 class _Given(NamedTuple):
     value: Any
     source: str

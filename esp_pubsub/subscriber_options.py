@@ -27,6 +27,12 @@ def check_start(start: Any, group: str | None = None) -> None:
         )
 
 
+def check_group(group: Any) -> None:
+    """ConfigError for what is no name of a group."""
+    if group is not None and (not isinstance(group, str) or not group):
+        raise ConfigError(f"group is a name, such as 'billing', not {group!r:.80}", key="group")
+
+
 @dataclass(frozen=True, slots=True)
 class SubscriberOptions:
     """What can be set on a subscriber."""
