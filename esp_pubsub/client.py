@@ -36,7 +36,7 @@ from .publisher import Delivery, Publisher, PublisherOptions, Resume, Window, se
 from .registry import driver
 from .requests import Answer, demand, query
 from .retained import retain_runs, retained_runs
-from .schema import Schema
+from .schema import Schema, SchemaLike, as_schema
 from .subscriber import Subscriber
 from .subscriber_options import Begin, SubscriberOptions, check_group, check_start
 from .writer import BlockWriter
@@ -186,7 +186,7 @@ class Client:
     def publisher(
         self,
         url: str,
-        schema: Schema | str,
+        schema: SchemaLike,
         *,
         side: Side | None = None,
         failover: Failover | None = None,
@@ -196,13 +196,14 @@ class Client:
     ) -> Opening[Publisher]:
         """A publisher to the window that `url` names. `side` is `in` unless the URL or this argument says otherwise.
 
+        `schema` is a Schema, its text, or a class that `Schema.of` takes, whose instances `inject` takes then.
         With `failover` it is one member of a group of publishers of the same blocks; with `resume` it goes on with a
         sequence of which its user keeps count. Awaiting it raises BusUnavailable, BusRefused, SchemaDiffers if the
         topic carries another schema, Stale if its group has a higher run, or InputDiffers if the bus has another block
         where it resumes.
         """
         address, topic = self._window(url, side, "in")
-        schema = schema if isinstance(schema, Schema) else Schema(schema)
+        given = as_schema(schema)
         check_type("failover", failover, Failover, "esp.Failover('feed')")
         check_type("resume", resume, Resume, "esp.Resume('trades', last, chain)")
         check_type("options", options, PublisherOptions, "esp.PublisherOptions(buffer_blocks=1000)")
@@ -214,9 +215,9 @@ class Client:
             kind, elect = None, None
             if failover is not None:
                 kind, elect = await find_election(self.bus, failover.election, address.control(failover.group))
-            await self._claims.schema(self.bus, topic, schema)
+            await self._claims.schema(self.bus, topic, given)
             publisher = self._publisher(
-                Window(address, topic), schema, options or PublisherOptions(), self._notifier(on_notice, topic),
+                Window(address, topic), given, options or PublisherOptions(), self._notifier(on_notice, topic),
                 replace(failover, election=kind) if failover is not None else None, elect, resume,
             )  # fmt: skip
             if failover is not None:
@@ -273,7 +274,7 @@ class Client:
         return len(runs)
 
     def subscriber(
-        self, url: str, schema: Schema | str | None = None, *, side: Side | None = None,
+        self, url: str, schema: SchemaLike | None = None, *, side: Side | None = None,
         start: Begin | None = None, group: str | None = None, options: SubscriberOptions | None = None,
         on_notice: Callable[[Notice], None] | None = None,
     ) -> Opening[Subscriber]:  # fmt: skip
@@ -285,7 +286,7 @@ class Client:
         Without `schema` it is the one that the topic's publisher retained.
         """
         address, topic = self._window(url, side, "out")
-        given = schema if isinstance(schema, Schema | None) else Schema(schema)
+        given = None if schema is None else as_schema(schema)
         group = self._group if group is None else group
         begin = start if start is not None else self._start
         if begin is None:

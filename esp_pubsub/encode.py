@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 from .errors import TooLarge, ValueRefused
 from .events import Block, Event, Opcode, arrow_bodies
+from .records import is_record
 from .schema import Schema
 from .wire.frame import ARROW, BODY_AT, LIMITS, MARKED, ROWS, TRANSACTIONAL, Buffer, Limits
 from .wire.rows import codec, wrong_opcode
@@ -72,6 +72,8 @@ class Encoder:
         return self._from_rows(*_plain(data, self._schema, opcode, flags))
 
     def _from_rows(self, rows: Sequence[Any], opcode: Any, flags: Any) -> Encoded:
+        if not rows:
+            raise _empty(rows)
         opcodes: int | bytes
         marks: int | bytes
         if opcode is _INSERT and type(flags) is int and flags == 0:
@@ -84,10 +86,12 @@ class Encoder:
         return self._from_batch(*arrow_bodies().encode_rows(self._schema, rows, opcodes, marks))
 
     def _from_batch(self, body: Buffer, count: int, marked: bool) -> Encoded:
-        if not 1 <= count <= self._limits.events or len(body) > self._limits.frame_bytes:
+        if not count:
+            raise _empty(None)
+        if count > self._limits.events or len(body) > self._limits.frame_bytes:
             raise TooLarge(
-                f"a block of {count} events and {len(body)} bytes; it has at least one event and at most "
-                f"{self._limits.events}, and at most {self._limits.frame_bytes} bytes",
+                f"a block of {count} events and {len(body)} bytes; it has at most {self._limits.events} events and "
+                f"{self._limits.frame_bytes} bytes",
                 size=len(body),
                 limit=self._limits.frame_bytes,
             )
@@ -129,10 +133,18 @@ class Encoder:
         return self._from_rows(rows, opcode, flags)
 
 
+def _empty(data: Any) -> ValueRefused:
+    text = "a block has at least one event, and there is none here: do not inject where there are no rows"
+    return ValueRefused(text, row=0, field="", value=data)
+
+
 def _each(values: Any, count: int, what: str) -> int | bytes:
     """One small integer for all events, or one byte an event."""
     if type(values) is bytes and len(values) == count > 0:
         return values[0] if values.count(values[0]) == count else values
+    if isinstance(values, str):
+        example = "esp.Opcode.UPSERT" if what == "opcodes" else "esp.EventFlag.PARTIAL"
+        raise ValueRefused(f"{what} are not text: write {example}, not {values!r:.80}", row=0, field=what, value=values)
     if not isinstance(values, Iterable | int):
         raise ValueRefused(
             f"{what} are one integer, or one for each event, not {values!r}", row=0, field=what, value=values
@@ -172,14 +184,15 @@ def _plain(data: Any, schema: Schema, opcode: Any, flags: Any) -> tuple[Sequence
         opcode, flags = [event.opcode for event in rows], [event.flags for event in rows]
         rows = [event.values for event in rows]
     if rows and isinstance(rows[0], Mapping):
-        rows = [_from_mapping(number, row, schema) for number, row in enumerate(rows)]
-    elif rows and dataclasses.is_dataclass(rows[0]):
-        rows = [_from_dataclass(number, row, schema) for number, row in enumerate(rows)]
+        keys = schema.keys
+        rows = [_from_mapping(number, row, schema, keys) for number, row in enumerate(rows)]
+    elif rows and is_record(type(rows[0])):  # type: ignore[arg-type]  # as above
+        rows = [_from_record(number, row, schema) for number, row in enumerate(rows)]
     return rows, opcode, flags
 
 
-def _from_mapping(number: int, row: Any, schema: Schema) -> list[Any]:
-    """Values in schema order; a name that is not given is null, an unknown one is refused."""
+def _from_mapping(number: int, row: Any, schema: Schema, keys: Sequence[str]) -> list[Any]:
+    """Values in schema order. A name that is not given is null, if it is no key's; an unknown one is refused."""
     if not isinstance(row, Mapping):
         raise ValueRefused(f"row {number} is no mapping, as row 0 is", row=number, field="", value=row)
     unknown = row.keys() - set(schema.names)
@@ -188,13 +201,21 @@ def _from_mapping(number: int, row: Any, schema: Schema) -> list[Any]:
         raise ValueRefused(
             f"row {number} has {name!r}, which is no field of {schema}", row=number, field=str(name), value=row[name]
         )
+    for name in keys:
+        if name not in row:
+            raise ValueRefused(
+                f"row {number} has no {name!r}, which is a key of {schema}; a key is given, if need be as None",
+                row=number, field=name, value=row,
+            )  # fmt: skip
     return [row.get(name) for name in schema.names]
 
 
-def _from_dataclass(number: int, row: Any, schema: Schema) -> list[Any]:
+def _from_record(number: int, row: Any, schema: Schema) -> list[Any]:
     try:
         return [getattr(row, name) for name in schema.names]
-    except AttributeError as e:
+    except AttributeError:
+        field = next(field for field in schema.fields if not hasattr(row, field.name))
         raise ValueRefused(
-            f"row {number}, a {type(row).__name__}, has no field {e.name!r}", row=number, field=str(e.name), value=row
-        ) from None
+            f"row {number}, a {type(row).__name__}, has no field {field.name!r} ({field.type})",
+            row=number, field=field.name, value=row,
+        ) from None  # fmt: skip

@@ -8,14 +8,15 @@ from datetime import UTC, datetime, timedelta
 from enum import IntEnum, IntFlag
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import BadBody
+from .records import instances, moment
 from .schema import FieldType, Schema
 from .wire.frame import ARROW, BODY_AT, MARKED, ROWS, TRANSACTIONAL, Frame
 from .wire.rows import codec
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+T = TypeVar("T")
 
 
 @cache
@@ -59,12 +60,7 @@ class Event:
     flags: EventFlag = EventFlag.NORMAL
 
 
-_LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
-
-
-def moment(seconds: int, micros: int = 0) -> datetime:
-    """An aware UTC datetime, exact to the microsecond (floats would not be). Raises OverflowError past year 9999."""
-    return _EPOCH + timedelta(seconds=seconds, microseconds=micros)
+_LAST = (datetime.max.replace(tzinfo=UTC) - moment(0)) // timedelta(microseconds=1)
 
 
 def key_of(source: int, run: int, id: int, row: int) -> str:
@@ -131,6 +127,14 @@ class Block:
         They hide opcodes and flags: the row of a delete looks like that of an insert. `changes()` shows the opcodes.
         """
         return self.decoded()[2]
+
+    def as_(self, cls: type[T]) -> list[T]:
+        """Instances of a class that `Schema.of` takes: `block.as_(Order)`. They hide opcodes and flags, as `rows` does.
+
+        Raises SchemaDiffers where the class has other fields than the block, and ValueRefused for a row of which no
+        instance can be made, such as one with a null in a field that is not `| None`.
+        """
+        return instances(cls, self.schema, self.rows())
 
     def changes(self) -> list[tuple[Opcode, tuple[Any, ...]]]:
         """The opcode and the row, as `rows()` has it, of each event, in order.

@@ -269,9 +269,11 @@ class Publisher:
     ) -> Delivery:
         """Publish one block and return its Delivery; waits while the buffer is full.
 
-        `rows` is a sequence of tuples in schema order, of mappings, of dataclass instances or of `Event`; a `Block`
-        that was received; or an Arrow table or pandas frame. `opcode` and `flags` hold for all events or give one
-        each. A value that does not fit raises ValueRefused before an id is given. Cancelled: nothing was published.
+        `rows` is a sequence of tuples in schema order, of mappings, of `Event`, or of instances of a dataclass, a
+        msgspec Struct or a pydantic model with the fields of the schema; a `Block` that was received; or an Arrow table
+        or pandas frame. Any value may be None; a mapping may leave out fields that are no keys, which are None then.
+        `opcode` and `flags` hold for all events or give one each. A value that does not fit raises ValueRefused before
+        an id is given. Cancelled: nothing was published.
         """
         self._check()
         encoded = self._encode(rows, opcode, flags)

@@ -41,6 +41,9 @@ class FieldType(StrEnum):
     ARRAY_DOUBLE = "array(dbl)"
 
 
+SchemaLike = Union["Schema", str, type[Any]]
+"""A schema, its text, or a class that `Schema.of` takes."""
+
 _SPELLINGS = {str(t): t for t in FieldType} | {
     "array(int32)": FieldType.ARRAY_INT32,
     "array(int64)": FieldType.ARRAY_INT64,
@@ -144,6 +147,20 @@ class Schema:
         return tuple(f.name for f in self.fields if f.key)
 
 
+def as_schema(given: SchemaLike) -> Schema:
+    """What a user gave as a schema."""
+    if isinstance(given, Schema):
+        return given
+    if isinstance(given, str):
+        return Schema(given)
+    if isinstance(given, type):
+        return Schema.of(given)
+    raise SchemaError(
+        f"a schema is a text such as 'id*:int64,price:double', an esp.Schema, or a class that Schema.of takes, not "
+        f"{given!r:.80}"
+    )
+
+
 def _parse(text: str) -> tuple[Field, ...]:
     return tuple(_parse_field(part, number) for number, part in enumerate(text.split(","), 1))
 
@@ -202,7 +219,7 @@ _HELD_BY: tuple[tuple[Any, tuple[FieldType, ...]], ...] = (
 def _fields_of(cls: type[Any]) -> list[Field]:
     if not isinstance(cls, type):
         raise SchemaError("it is not a class; pass a class, and for a generic one a class of its own with all types")
-    names = _names_of(cls)
+    names = names_of(cls)
     try:
         hints = get_type_hints(cls, include_extras=True)
     except (NameError, AttributeError, TypeError, SyntaxError) as e:
@@ -215,8 +232,10 @@ def _fields_of(cls: type[Any]) -> list[Field]:
     return [_field_of(name, hints[name]) for name in names]
 
 
-def _names_of(cls: type[Any]) -> Iterable[str]:
-    """As its own library says. None but dataclasses is imported: a class of another one has its marks."""
+def names_of(cls: type[Any]) -> Iterable[str]:
+    """The fields of a class, as its own library has them. None but dataclasses is imported: classes of others have
+    their marks.
+    """
     if dataclasses.is_dataclass(cls):
         for field in dataclasses.fields(cls):
             if not field.init:
@@ -231,7 +250,7 @@ def _names_of(cls: type[Any]) -> Iterable[str]:
 
 
 def _field_of(name: str, hint: Any) -> Field:
-    plain, marks, optional = _taken_apart(hint)
+    plain, marks, optional = taken_apart(hint)
     key = any(mark is Key or isinstance(mark, Key) for mark in marks)
     named = list(dict.fromkeys(mark for mark in marks if isinstance(mark, FieldType)))
     may_be = next((types for held, types in _HELD_BY if held == plain), ())
@@ -252,7 +271,7 @@ def _field_of(name: str, hint: Any) -> Field:
     raise SchemaError(f"field {name!r} {why}", field=name, type=hint)
 
 
-def _taken_apart(hint: Any) -> tuple[Any, list[Any], bool]:
+def taken_apart(hint: Any) -> tuple[Any, list[Any], bool]:
     """The type without `Annotated` and `| None`, what it was annotated with, and whether None is allowed."""
     marks: list[Any] = []
     optional = False

@@ -9,10 +9,10 @@ from .. import Client, EspError, NotOffered, SchemaError, init
 from ..address import Address, Side
 from ..backoff import Backoff
 from ..bus import Break, Bus, Message, Start
-from ..events import moment
 from ..failover.accept import Accept, Dropped, Outcome
 from ..follower import Follower
 from ..notices import BadMessage, Joined, Missed
+from ..records import moment
 from ..retained import has_schema, retained_schema
 from ..wire.frame import BEAT, LIMITS, Frame
 from .running import counted, say

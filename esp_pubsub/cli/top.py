@@ -23,11 +23,11 @@ from ..address import Address
 from ..backoff import Backoff
 from ..bus import Bus, Message, Place, Start
 from ..errors import BadFrame, BusRefused, BusUnavailable
-from ..events import moment
 from ..failover.ballot import Ballot
 from ..failover.line import Position
 from ..failover.words import Claim, Pulse, StandBy, read_word
 from ..follower import Follower, before_end
+from ..records import moment
 from ..wire.frame import BLOCK, Frame, parse
 from .look import is_published_to
 

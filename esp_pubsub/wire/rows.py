@@ -60,7 +60,9 @@ def _int(low: int, high: int) -> Callable[[Any], Any]:
 
 
 def _index(value: Any) -> int:
-    """An exact int from what Python itself takes for one (bool, numpy integers), never from a float or a string."""
+    """An exact int from what Python itself takes for one (numpy integers), never from a bool, a float or a string."""
+    if isinstance(value, bool):
+        raise TypeError("an integer: write int(...) where a truth value is meant")
     try:
         return int(value.__index__())
     except AttributeError:

@@ -11,7 +11,8 @@ import pytest
 from msgpack import packb
 
 from esp_pubsub.errors import BadBody
-from esp_pubsub.events import PLAIN, Block, Event, EventFlag, Opcode, View, moment
+from esp_pubsub.events import PLAIN, Block, Event, EventFlag, Opcode, View
+from esp_pubsub.records import moment
 from esp_pubsub.schema import Schema
 from esp_pubsub.wire import arrow
 from esp_pubsub.wire.frame import ARROW, BLOCK, MAP, MARKED, NO_BODY, ROWS, TRANSACTIONAL, frames, parse, seal

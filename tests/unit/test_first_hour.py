@@ -74,3 +74,40 @@ async def test_an_option_of_a_subscriber_of_the_wrong_type_is_named(
 async def test_the_options_of_an_engine_of_the_wrong_type_are_named(client: esp.Client) -> None:
     with pytest.raises(esp.ConfigError, match=r"options is an esp\.EngineOptions"):
         client.engine(None, "dfESP://test:5555/p/c", options={"buffer": 5})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "how", "words"),
+    [
+        ([], {}, "a block has at least one event, and there is none here: do not inject where there are no rows"),
+        ([(1, "a", 1.0)], {"opcode": "upsert"}, r"opcodes are not text: write esp\.Opcode\.UPSERT, not 'upsert'"),
+        ([(1, "a", 1.0)], {"flags": "P"}, r"flags are not text: write esp\.EventFlag\.PARTIAL, not 'P'"),
+        ([(True, "a", 1.0)], {}, r"row 0, field 'id' \(int64\): bool True is not an integer: write int\(\.\.\.\)"),
+        ([{"symbol": "a"}], {}, "row 0 has no 'id', which is a key of id"),
+        ([{"id": 1, "prize": 2.0}], {}, "row 0 has 'prize', which is no field of id"),
+    ],
+    ids=str,
+)
+async def test_a_block_that_cannot_be_is_refused_with_the_way_out(
+    client: esp.Client, given: Any, how: dict[str, Any], words: str
+) -> None:
+    async with client.publisher(URL, SCHEMA) as pub:
+        with pytest.raises(esp.ValueRefused, match=words):
+            await pub.inject(given, **how)
+
+
+async def test_null_is_a_value_of_every_field_and_what_a_mapping_leaves_out_is_null(client: esp.Client) -> None:
+    async with (
+        client.publisher(URL, SCHEMA) as pub,
+        client.subscriber(URL, side="in", start="earliest") as sub,
+    ):
+        await pub.inject([(None, None, None)])
+        await pub.inject([{"id": 1}, {"id": None, "price": 2.0}])
+        assert (await anext(sub)).rows() == [(None, None, None)]
+        assert (await anext(sub)).rows() == [(1, None, None), (None, None, 2.0)]
+
+
+async def test_a_schema_that_is_none_is_refused_with_what_it_may_be(client: esp.Client) -> None:
+    wrong: Any = 5
+    with pytest.raises(esp.SchemaError, match=r"a schema is a text such as 'id\*:int64,price:double', an .* not 5"):
+        client.publisher(URL, wrong)
