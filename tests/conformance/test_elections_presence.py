@@ -56,7 +56,7 @@ class Group:
         proxy = await asyncio.to_thread(Proxy, HOST, self.port)  # it reads a file
         async with proxy as link:
             self.links[name] = link
-            options = Options(host=HOST, port=link.port, exchange=self.exchange, heartbeat=1.0)
+            options = Options(host=HOST, port=link.port, exchange=self.exchange, heartbeat=1.0, mode="direct")
             bus = await open_bus(options)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -75,7 +75,7 @@ async def test_presence(name: str, broker: RabbitMQ) -> None:
         hooks = {**group.links.hooks, "die": group.links.lose}
         return elections.Contest(member=group.member, patience=PATIENCE, **hooks)
 
-    service = rounds_of_a_bus(lambda: open_bus(Options(host=HOST, port=broker.nodes[0].port)))
+    service = rounds_of_a_bus(lambda: open_bus(Options(host=HOST, port=broker.nodes[0].port, mode="direct")))
     await judge(name, open_contest, service, quiet=QUIET, stall=1.0)
 
 
@@ -150,7 +150,8 @@ async def present(broker: RabbitMQ, group: Group) -> set[str]:
 
 @contextlib.asynccontextmanager
 async def member(port: int, url: str, **options: Any) -> AsyncIterator[esp.Publisher]:
-    async with esp.init("rabbitmq", on_notice=lambda _: None, host=HOST, port=port, **options) as client:
+    where = {"host": HOST, "port": port, "mode": "direct"}
+    async with esp.init("rabbitmq", on_notice=lambda _: None, **where, **options) as client:
         publisher = await client.publisher(url, SCHEMA, failover=esp.Failover("feed", election="presence"))
         try:
             yield publisher
@@ -168,7 +169,7 @@ async def test_when_a_leaders_link_is_cut_the_next_one_goes_on_behind_it(broker:
     port = broker.nodes[0].port
     proxy = await asyncio.to_thread(Proxy, HOST, port)
     async with (
-        esp.init("rabbitmq", on_notice=lambda _: None, host=HOST, port=port) as client,
+        esp.init("rabbitmq", on_notice=lambda _: None, host=HOST, port=port, mode="direct") as client,
         client.subscriber(url, SCHEMA, side="in") as subscriber,
         proxy as link,
         member(link.port, url) as first,

@@ -34,7 +34,7 @@ class Group:
         proxy = await asyncio.to_thread(Proxy, HOST, self.port)  # it reads a file
         async with proxy as link:
             self.links[name] = link
-            bus = await open_bus(Options(host=HOST, port=link.port, heartbeat=1.0, timeout=2.0))
+            bus = await open_bus(Options(host=HOST, port=link.port, heartbeat=1.0, timeout=2.0, mode="direct"))
             try:
                 async with asyncio.TaskGroup() as tasks:
                     election = bus.election("token", self.name, name)
@@ -51,7 +51,7 @@ async def test_the_token(name: str, rabbitmq: RabbitMQ) -> None:
         group = Group(rabbitmq)
         return elections.Contest(member=group.member, patience=PATIENCE, **group.links.hooks)
 
-    service = rounds_of_a_bus(lambda: open_bus(Options(host=HOST, port=rabbitmq.nodes[0].port)))
+    service = rounds_of_a_bus(lambda: open_bus(Options(host=HOST, port=rabbitmq.nodes[0].port, mode="direct")))
     await judge(name, open_contest, service, quiet=QUIET, stall=1.0)
 
 

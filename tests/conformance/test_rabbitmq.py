@@ -21,7 +21,7 @@ from tests.support.rabbitmq import RabbitMQ
 
 EXCHANGE = "conformance"
 MODES: dict[str, dict[str, Any]] = {
-    "direct": {},
+    "direct": {"mode": "direct"},
     "persistent": {"buspersistence": True},
     "quorum": {"buspersistence": True, "quorum": True},
     "stream": {"mode": "stream"},

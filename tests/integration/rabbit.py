@@ -66,7 +66,8 @@ def topic_of(url: str) -> str:
 def settings(rabbitmq: RabbitMQ, **more: Any) -> dict[str, Any]:
     node = rabbitmq.nodes[0]
     return {
-        "host": HOST, "port": node.port, "streamport": node.stream_port, "exchange": EXCHANGE, "timeout": 5.0
+        "host": HOST, "port": node.port, "streamport": node.stream_port, "exchange": EXCHANGE, "timeout": 5.0,
+        "buspersistence": False,
     } | more  # fmt: skip
 
 

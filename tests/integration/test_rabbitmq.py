@@ -301,13 +301,14 @@ async def test_a_message_over_the_brokers_own_limit_is_refused(rabbitmq: RabbitM
     ("wrong", "says"),
     [
         ({"mode": "queue"}, "mode is"),
-        ({"host": "a:b:c"}, "host is"),
-        ({"prefetch": 0}, "prefetch"),
-        ({"heartbeat": 0.5}, "heartbeat"),
-        ({"quorum": True}, "buspersistence"),
-        ({"sslcacert": "ca.pem"}, "ssl is not true"),
-        ({"headers": "nix"}, "name=value"),
-        ({"exchange": "ä"}, "exchange"),
+        ({}, "say the mode: stream keeps blocks for every reader, persistent keeps them for groups"),
+        ({"mode": "stream", "host": "a:b:c"}, "host is"),
+        ({"mode": "stream", "prefetch": 0}, "prefetch"),
+        ({"mode": "stream", "heartbeat": 0.5}, "heartbeat"),
+        ({"quorum": True, "mode": "direct"}, "buspersistence"),
+        ({"mode": "stream", "sslcacert": "ca.pem"}, "ssl is not true"),
+        ({"mode": "stream", "headers": "nix"}, "name=value"),
+        ({"mode": "stream", "exchange": "ä"}, "exchange"),
     ],
 )
 def test_options_that_contradict_themselves_are_refused(wrong: dict[str, Any], says: str) -> None:
@@ -317,11 +318,11 @@ def test_options_that_contradict_themselves_are_refused(wrong: dict[str, Any], s
 
 def test_a_password_is_never_shown() -> None:
     cls = driver("rabbitmq").Options
-    given = load_options(cls, section="rabbitmq", keywords={"password": "geheim"}, environ={})
+    given = load_options(cls, section="rabbitmq", keywords={"password": "geheim", "mode": "stream"}, environ={})
     assert "geheim" not in repr(given)
-    assert "geheim" not in repr(cls(password="geheim"))
+    assert "geheim" not in repr(cls(password="geheim", mode="stream"))
     assert given.addresses == [("localhost", 5672)]
-    assert cls(host="a,[::1]:9,b:7", ssl=True).addresses == [("a", 5671), ("::1", 9), ("b", 7)]
+    assert cls(host="a,[::1]:9,b:7", ssl=True, mode="stream").addresses == [("a", 5671), ("::1", 9), ("b", 7)]
 
 
 # strangers

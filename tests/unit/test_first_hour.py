@@ -107,6 +107,11 @@ async def test_null_is_a_value_of_every_field_and_what_a_mapping_leaves_out_is_n
         assert (await anext(sub)).rows() == [(1, None, None), (None, None, 2.0)]
 
 
+async def test_rabbitmq_has_no_mode_that_loses_by_default() -> None:
+    with pytest.raises(esp.ConfigError, match=r"say the mode: stream keeps .* persistent keeps .* mode = stream in"):
+        await esp.init("rabbitmq")
+
+
 async def test_a_schema_that_is_none_is_refused_with_what_it_may_be(client: esp.Client) -> None:
     wrong: Any = 5
     with pytest.raises(esp.SchemaError, match=r"a schema is a text such as 'id\*:int64,price:double', an .* not 5"):

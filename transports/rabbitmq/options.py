@@ -30,8 +30,8 @@ class RabbitOptions:
     exchange: str = "esp-pubsub"
     """The topic exchange of all topics; it is made if it is not there."""
     mode: str | None = None
-    """direct, persistent or stream; None: what `buspersistence` says."""
-    buspersistence: bool = False
+    """direct, persistent or stream; None: what `buspersistence` says. One of the two is needed."""
+    buspersistence: bool | None = None
     """True: persistent, groups have durable queues and messages are written to disk. False: direct, what nobody reads
     now is gone."""
     queuename: str | None = None
@@ -73,8 +73,7 @@ class RabbitOptions:
     """Whole seconds between signs of life. A broker or a client is taken for dead after about three of them."""
 
     def __post_init__(self) -> None:
-        if self.mode not in (None, "direct", "persistent", "stream"):
-            raise ConfigError(f"mode is direct, persistent or stream, not {self.mode!r}", key="mode")
+        self._check_mode()
         if not all(re.fullmatch(r"([^\s:,\[\]]+|\[[^\]]+\])(:[0-9]{1,5})?", each) for each in self.host.split(",")):
             raise ConfigError(f"host is a name, several with commas, each with or without :port, not {self.host!r}")
         if not re.fullmatch(r"[a-zA-Z0-9\-_.:@#,/ ]{1,255}", self.exchange):
@@ -92,6 +91,17 @@ class RabbitOptions:
         if self.quorum and self.kind == "direct":
             raise ConfigError("quorum queues are durable: set buspersistence = true", key="quorum")
         self.header_table  # noqa: B018  # complains
+
+    def _check_mode(self) -> None:
+        if self.mode is self.buspersistence is None:
+            raise ConfigError(
+                "say the mode: stream keeps blocks for every reader, persistent keeps them for groups, direct loses "
+                "what nobody reads now. Write mode = stream in rabbitmq.cfg, init(mode='stream'), or "
+                "ESP_PUBSUB_MODE=stream",
+                key="mode",
+            )
+        if self.mode not in (None, "direct", "persistent", "stream"):
+            raise ConfigError(f"mode is direct, persistent or stream, not {self.mode!r}", key="mode")
 
     @property
     def kind(self) -> Mode:

@@ -114,7 +114,9 @@ async def opened(**more: Any) -> AsyncIterator[tuple[Double, Any]]:
     server = await asyncio.start_server(double.serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        bus = await open_bus(Options(host="127.0.0.1", port=port, timeout=10.0, **more))
+        bus = await open_bus(
+            Options(**{"host": "127.0.0.1", "port": port, "timeout": 10.0, "buspersistence": False} | more)
+        )
         try:
             yield double, bus
         finally:
