@@ -56,6 +56,8 @@ from .subscriber import Subscriber
 from .subscriber_options import SubscriberOptions, SubscriberStats
 from .wire.frame import Limits
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Address",
     "AddressError",

@@ -13,7 +13,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from .. import ConfigError, EngineOptions, Schema, SchemaError, address
+from .. import ConfigError, EngineOptions, Schema, SchemaError, __version__, address
 from ..bus import Start
 from . import look
 from .options import adapter_options, pairs, settings
@@ -72,6 +72,20 @@ Opcodes = Annotated[bool, typer.Option("--opcodes", help="CSV with the columns o
 DateFormat = Annotated[str | None, typer.Option("--dateformat", help="As strptime has it; else integers.")]
 Delimiter = Annotated[str | None, typer.Option(help="Of CSV, else a comma.")]
 MaxEvents = Annotated[int | None, typer.Option(min=1, help="End after so many.")]
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"esp-pubsub {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which one it is.")]
+
+
+@app.callback()
+def _before_all(version: Version = False) -> None:
+    """What stands in front of a command."""
 
 
 def _run(given: dict[str, Any], keys: str | None, bus_keys: list[str] | None, *, start: str | None = None,
@@ -365,13 +379,14 @@ def tail(
     side: OfSide = None,
     last: Annotated[int, typer.Option("-n", min=0, help="So many messages.")] = 10,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Then those that come.")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="And what is in each block: opcodes and values.")] = False,
     bus: Bus = "embedded",
     config: Config = None,
     set_: Set = None,
 ) -> None:
     """Show a topic's last messages by their headers: ids, runs, doubles, gaps."""
     wanted = cast("address.Side | None", side)
-    run(lambda: look.tail(url, wanted, last, follow, bus, config, settings(set_ or [])))
+    run(lambda: look.tail(url, wanted, look.Part(last, follow, rows), bus, config, settings(set_ or [])))
 
 
 @app.command(epilog=EXIT_CODES)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
-from .. import BusRefused, BusUnavailable, ConfigError, EspError, NotInstalled, init
+from .. import BusRefused, BusUnavailable, ConfigError, EspError, NotInstalled, __version__, init
 from ..config import SasOptions, load_options
 from ..registry import driver, names
 from ..testing.history import check, read
@@ -24,7 +24,7 @@ _COLLECTIONS = ("all", "dev")
 async def doctor(bus: str | None, config: str | None, keys: Mapping[str, Any]) -> None:
     """Look at everything, or at one bus. It fails if that bus, or the embedded one, does not answer."""
     print(f"Python {platform.python_version()} on {platform.system()} {platform.release()}")
-    print(f"esp-pubsub {_version('esp-pubsub')}")
+    print(f"esp-pubsub {__version__}")
     for line in _extras():
         print(line)
     wrong = []

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, NamedTuple
 
-from .. import Client, EspError, NotOffered, SchemaError, init
-from ..address import Address, Side
+from .. import BadBody, Block, Client, EspError, NotOffered, Schema, SchemaError, init
+from ..address import Address, AddressOptions, Side
 from ..backoff import Backoff
 from ..bus import Break, Bus, Message, Start
+from ..events import PLAIN
 from ..failover.accept import Accept, Dropped, Outcome
 from ..follower import Follower
 from ..notices import BadMessage, Joined, Missed
@@ -19,6 +22,9 @@ from .running import counted, say
 
 _AT_ONCE = 256
 _BYTES = 4 << 20
+_COLUMNS = (
+    f"{'position':>12}  what   run  id            events     bytes  term  settled   {'sent at (UTC)':<26}  source"
+)
 
 
 async def is_published_to(bus: Bus, topic: str) -> bool:
@@ -51,40 +57,60 @@ async def _schema(bus: Bus, topic: str) -> str:
     return "" if schema is None else schema.text
 
 
-async def tail(url: str, side: Side | None, last: int, follow: bool, bus: str, config: str | None,
-               keys: Mapping[str, Any]) -> None:  # fmt: skip
+class Part(NamedTuple):
+    """What of a topic is shown."""
+
+    last: int
+    """So many messages."""
+    follow: bool
+    """And those that come."""
+    rows: bool
+    """What is in a block, too."""
+
+
+async def tail(url: str, side: Side | None, part: Part, bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
     """One line a message, with what a subscriber makes of it."""
     address = Address.parse(url)
     async with init(bus, config=config, **keys) as client:
         offered = client.bus.capabilities
         known = await client.catalog().topics() if offered.catalog else None
         topic = await _topic(client, address, side, known)
-        if topic is None and (follow or known is None):
-            raise EspError(f"there is no topic of {address}: pass --side in or out")
+        if topic is None and (part.follow or known is None):
+            raise EspError(f"there is no topic of {address}: pass --side in or out{_nearest(address, known)}")
         if known is not None and topic not in known:
-            say(f"nobody has published to {topic or address} yet")
-        if topic is None or (known is not None and topic not in known and not follow):
+            say(f"nobody has published to {topic or address} yet{_nearest(address, known)}")
+        if topic is None or (known is not None and topic not in known and not part.follow):
             return  # to open it would make it
-        if not offered.replay and not follow:
+        if not offered.replay and not part.follow:
             raise NotOffered("this bus keeps nothing to read again: pass --follow", capability="replay")
         first, end = 0, 0
         if offered.replay:
             found = await client.bus.bounds(topic)
-            first, end = max(found.first, found.end - last), found.end
+            first, end = max(found.first, found.end - part.last), found.end
         accept = Accept(suffix_only=offered.suffix_only, from_start=first == 0)
-        print(f"{'position':>12}  what   run  id            events     bytes  term  settled   sent at (UTC)")
+        print(_COLUMNS)
 
         async def begin() -> Start:
             return first if offered.replay else "latest"
 
+        schema = await retained_schema(client.bus, topic) if part.rows else None
+        if part.rows and schema is None:
+            say(f"no schema is retained for {topic}, so its rows cannot be read")
         follower = Follower(client.bus, topic, begin, Backoff(0, 0))
         try:
-            await _print(follower, accept, first, None if follow else end)
+            await _print(follower, accept, schema, first, None if part.follow else end)
         finally:
             await follower.aclose()
 
 
-async def _print(follower: Follower, accept: Accept, at: int, end: int | None) -> None:
+def _nearest(address: Address, known: Sequence[str] | None) -> str:
+    """Which window may have been meant."""
+    there = {f"dfESP://{name.rpartition('/')[0]}" for name in known or () if name.endswith(("/I", "/O"))}
+    near = get_close_matches(str(replace(address, options=AddressOptions())), there, n=1, cutoff=0.8)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+async def _print(follower: Follower, accept: Accept, schema: Schema | None, at: int, end: int | None) -> None:
     while end is None or at < end:
         got = await follower.read(_AT_ONCE if end is None else min(_AT_ONCE, end - at), _BYTES)
         for each in got:
@@ -96,7 +122,23 @@ async def _print(follower: Follower, accept: Accept, at: int, end: int | None) -
         for outcome in accept.receive_all(messages, LIMITS):
             if not isinstance(outcome, Joined):  # we begin somewhere
                 print(_shown(outcome), flush=True)
+            if schema is not None and isinstance(outcome, Frame):
+                for line in _rows(Block(outcome, schema, PLAIN)):
+                    print(f"{'':>14}{line}", flush=True)
         at = messages[-1].position + 1 if messages and end is not None else at
+
+
+def _rows(block: Block) -> Sequence[str]:
+    """A line for each event: its opcode, and its values by name."""
+    try:
+        changes = block.changes()
+    except BadBody as error:
+        return [str(error)]
+    names = block.schema.names
+    return [
+        f"{opcode.name.lower():<10} {' '.join(f'{name}={value!r}' for name, value in zip(names, row, strict=True))}"
+        for opcode, row in changes
+    ]
 
 
 def _shown(outcome: Outcome) -> str:

@@ -448,6 +448,29 @@ def test_topics_tail_and_purge(cli: Cli, tmp_path: Path) -> None:
     assert out.read_text() == text(1, 30)
 
 
+def test_tail_labels_its_columns_and_shows_rows_when_asked(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text("I,N,1,IBM,0.5\nD,N,2,,\n")
+    cli.run("pub", URL, SCHEMA, feed, "--opcodes")
+    head, block, *rows = cli.run("tail", URL, "--rows")[0].splitlines()
+    labels = re.split(r"\s{2,}", head.strip())
+    cells = re.split(r"\s{2,}", block.strip())
+    assert (labels[0], labels[-2], labels[-1]) == ("position", "sent at (UTC)", "source")
+    assert re.fullmatch("[0-9a-f]{16}", cells[-1]) and head.index("source") == block.index(cells[-1])
+    assert [row.split() for row in rows] == [
+        ["insert", "id=1", "symbol='IBM'", "price=0.5"], ["delete", "id=2", "symbol=None", "price=None"]
+    ]  # fmt: skip
+
+
+def test_tail_of_a_misspelt_window_names_the_nearest_one(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text(text(1, 2))
+    cli.run("pub", URL, SCHEMA, feed)
+    wrong = URL.replace("Trades", "Tradse")
+    assert cli.run("tail", wrong)[1] == f"esp: nobody has published to {wrong} yet; did you mean {URL}?\n"
+    assert f"pass --side in or out; did you mean {URL}?" in cli.run("tail", wrong, "--follow", code=1)[1]
+
+
 @pytest.mark.parametrize("side", [[], ["--side", "in"]])
 def test_tail_of_what_nobody_has_published_to_says_so_and_makes_nothing(cli: Cli, side: list[str]) -> None:
     out, said = cli.run("tail", URL, *side)

@@ -93,7 +93,7 @@ class RabbitOptions:
         self.header_table  # noqa: B018  # complains
 
     def _check_mode(self) -> None:
-        if self.mode is self.buspersistence is None:
+        if self.mode is None and self.buspersistence is None:
             raise ConfigError(
                 "say the mode: stream keeps blocks for every reader, persistent keeps them for groups, direct loses "
                 "what nobody reads now. Write mode = stream in rabbitmq.cfg, init(mode='stream'), or "

@@ -6,11 +6,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import esp_pubsub
 from esp_pubsub import ConfigError, EventFlag, Opcode, Schema
 from esp_pubsub.cli.app import app
 from esp_pubsub.cli.look import _header
@@ -47,6 +49,12 @@ def test_every_command_explains_itself_and_its_exit_codes(command: str) -> None:
     shown = CliRunner().invoke(app, [command, "--help"])
     assert shown.exit_code == 0
     assert "130 ended by Ctrl-C" in " ".join(shown.output.split())
+
+
+def test_the_version_is_said_and_is_that_of_the_package() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"esp-pubsub {esp_pubsub.__version__}\n")
+    assert version("esp-pubsub") == esp_pubsub.__version__
 
 
 def test_every_command_is_listed() -> None:
