@@ -22,6 +22,7 @@ from .errors import (
     EffectFailed,
     EspError,
     ExpressionError,
+    HandlerFailed,
     InputDiffers,
     InputLost,
     ModelError,
@@ -48,9 +49,11 @@ from .errors import (
 from .events import Block, Event, EventFlag, Opcode
 from .failover.membership import RoleChange
 from .failover.options import Failover
+from .handling import OnError, dead_letter, handle, retry
 from .lib import init, set_pubsub_lib, shutdown
 from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats, Resume
 from .requests import Answer
+from .runner import run
 from .schema import Field, FieldType, Key, Schema
 from .subscriber import Subscriber
 from .subscriber_options import SubscriberOptions, SubscriberStats
@@ -86,6 +89,7 @@ __all__ = [
     "Failover",
     "Field",
     "FieldType",
+    "HandlerFailed",
     "InputDiffers",
     "InputLost",
     "Key",
@@ -98,6 +102,7 @@ __all__ = [
     "NotInstalled",
     "NotOffered",
     "NothingStored",
+    "OnError",
     "Opcode",
     "Out",
     "Outcomes",
@@ -123,9 +128,13 @@ __all__ = [
     "Unconfirmed",
     "ValueRefused",
     "WrongOrder",
+    "dead_letter",
     "effect",
+    "handle",
     "init",
     "model",
+    "retry",
+    "run",
     "set_pubsub_lib",
     "shutdown",
 ]

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from ._news import News
 from ._tasks import first_error
-from .backoff import Backoff
-from .errors import BadBody, BusUnavailable, ConfigError, DeliveryUnknown, EffectFailed
+from .confirming import Confirmer
+from .errors import BadBody, ConfigError, DeliveryUnknown, EffectFailed
 from .events import Block, Opcode
 from .publisher import Publisher
 from .schema import Schema
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from .client import Client
 
 _log = logging.getLogger("esp_pubsub.effect")
-_HELD = 10_000  # blocks that are read and not confirmed
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_HELD = 10_000  # blocks that are read and not done
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +92,7 @@ class _Effect:
         self._handler = handler
         self._free = asyncio.Semaphore(concurrency)
         self._held: deque[_Held] = deque()
-        self._done: Block | None = None
-        """Up to here all calls are done, and that is not confirmed."""
+        self._confirmer = Confirmer(subscriber)
         self._news = News()
         self._publisher: Publisher | None = None
         self._opening = asyncio.Lock()
@@ -102,15 +100,18 @@ class _Effect:
     async def run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                confirming = tasks.create_task(self._confirm())
+                confirming = tasks.create_task(self._confirmer.run())
                 async for block in self._subscriber:
                     while len(self._held) >= _HELD:
                         await self._news.wait()
+                    await self._confirmer.room()
                     await self._begin(block, tasks)
                 confirming.cancel()
         except ExceptionGroup as errors:
-            raise first_error(errors) from None
+            error = first_error(errors)
+            raise error from error.__cause__
         finally:
+            await self._confirmer.finish()
             if self._publisher is not None:
                 await self._publisher.aclose()
 
@@ -167,20 +168,5 @@ class _Effect:
     def _let_go(self) -> None:
         """Calls have ended: those before the first that has not may be confirmed."""
         while self._held and not self._held[0].left:
-            self._done = self._held.popleft().block
+            self._confirmer.done(self._held.popleft().block)
         self._news.tell()
-
-    async def _confirm(self) -> None:
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        while True:
-            while (block := self._done) is None:
-                await self._news.wait()
-            try:
-                await self._subscriber.confirm(block)
-            except BusUnavailable as error:
-                _log.info("what was done is confirmed later: %s", error)
-                await asyncio.sleep(backoff.next())
-                continue
-            backoff.reset()
-            if self._done is block:
-                self._done = None

@@ -36,6 +36,7 @@ code acts on the class and the data, never on the text.
     +-- NoAnswer               a request nobody answered in time (.topic, .timeout)
     +-- RequestRefused         a request that was answered with an error (.topic)
     +-- EffectFailed           the handler of an effect raised (.key)
+    +-- HandlerFailed          the function of `esp.handle` raised, and was to stop then (.block)
     +-- Closed                 used after close
     +-- WrongOrder             calls in the wrong order, another loop, a forked process
 """
@@ -246,6 +247,15 @@ class EffectFailed(EspError):
     """The handler of an effect raised; `__cause__` is what it raised. The call is not confirmed, and comes again."""
 
     key: str
+
+
+class HandlerFailed(EspError):
+    """The function of `esp.handle` raised; `__cause__` is what it raised. The block is not confirmed, and comes again.
+
+    `block` is the text by which the block is named: source, run and id.
+    """
+
+    block: str
 
 
 class Closed(EspError):

@@ -413,6 +413,20 @@ def top(
 
 
 @app.command(epilog=EXIT_CODES)
+def replay(
+    url: Annotated[str, typer.Argument(metavar="URL", help="A window of dead letters.")],
+    to: Annotated[str | None, typer.Option(metavar="URL", help="Else each block goes where it came from.")] = None,
+    group: Annotated[str, typer.Option(help="What it has confirmed is not published again.")] = "replay",
+    wait: Annotated[float, typer.Option(help="End when none has come for so many seconds.")] = 5.0,
+    bus: Bus = "embedded",
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Publish the blocks again that a handler put into a window of dead letters, to the windows they came from."""
+    run(lambda: look.replay(url, to, group, wait, bus, config, settings(set_ or [])))
+
+
+@app.command(epilog=EXIT_CODES)
 def purge(
     url: Url,
     side: OfSide = None,

@@ -1,4 +1,4 @@
-"""What stands on a bus: `esp topics`, `esp tail`, `esp purge`."""
+"""What stands on a bus: `esp topics`, `esp tail`, `esp replay`, `esp purge`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from .. import BadBody, Block, Client, EspError, NotOffered, Schema, SchemaError, init
+from .. import BadBody, Block, Client, EspError, NotOffered, Schema, SchemaError, dead_letters, init
 from ..address import Address, AddressOptions, Side
 from ..backoff import Backoff
 from ..bus import Break, Bus, Message, Start
@@ -182,6 +182,15 @@ async def _topic(client: Client, address: Address, side: Side | None, known: Seq
     if len(found) > 1:
         raise EspError(f"there is more than one topic of {address}: pass --side in or out")
     return found[0] if found else None
+
+
+async def replay(
+    url: str, to: str | None, group: str, wait: float, bus: str, config: str | None, keys: Mapping[str, Any]
+) -> None:
+    """Dead letters, once more."""
+    async with init(bus, config=config, **keys) as client:
+        count = await dead_letters.replay(client, url, to, group=group, wait=wait)
+        say(f"{counted(count, 'block')} published again")
 
 
 async def purge(url: str, side: Side | None, bus: str, config: str | None, keys: Mapping[str, Any]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import ConfigError, EspError
+from ..runner import until_signal
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -41,7 +41,7 @@ def run(job: Callable[[], Awaitable[None]]) -> None:
     _log_here()
     gc.set_threshold(100_000)  # rows make no cycles: to look for some every 700 of them costs an eighth of the time
     try:
-        code = asyncio.run(_until_signal(job))
+        code = asyncio.run(until_signal(job))
     except ConfigError as e:
         say(str(e))
         code = 2
@@ -58,29 +58,6 @@ def run(job: Callable[[], Awaitable[None]]) -> None:
     except KeyboardInterrupt:  # before we listen to signals
         code = 130
     raise typer.Exit(code)
-
-
-async def _until_signal(job: Callable[[], Awaitable[None]]) -> int:
-    """A signal cancels the job, and what it has open closes in order on its way out."""
-    loop = asyncio.get_running_loop()
-    got: list[int] = []
-
-    def end(number: int) -> None:
-        got.append(number)
-        for each in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(each)
-            signal.signal(each, signal.SIG_DFL)  # not KeyboardInterrupt, on which all that is open would close in order
-        scope.reschedule(loop.time())
-
-    try:
-        async with asyncio.timeout(None) as scope:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, end, number)
-            await job()
-    except TimeoutError:
-        if not got:
-            raise
-    return 128 + got[0] if got else 0
 
 
 def _log_here() -> None:

@@ -32,6 +32,7 @@ COMMANDS = [
     "topics",
     "tail",
     "top",
+    "replay",
     "purge",
     "doctor",
     "check-history",
