@@ -9,22 +9,23 @@ import os
 import sys
 import warnings
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from .address import Address, Side
+from .backoff import Backoff
 from .bus import Bus, Catalog, Requests, Start
 from .calls import Caller
 from .claims import Claims, find_election, find_schema
-from .config import check_type, load_options
+from .config import check_type, connect_timeout, load_options
 from .encode import Encoder, arrow_body
 from .engine.engine import Engine
 from .engine.opening import Buses, log_of, open_engine
 from .engine.options import EngineOptions
-from .errors import Closed, ConfigError, EspError, NotOffered, WrongOrder
+from .errors import BusUnavailable, Closed, ConfigError, EspError, NotOffered, WrongOrder
 from .events import Block, Opcode
 from .failover.join import Elect
 from .failover.line import Line
@@ -33,7 +34,7 @@ from .failover.outbox import Outbox
 from .failover.words import Setup
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Delivery, Publisher, PublisherOptions, Resume, Window, sequence_name, source_number
-from .registry import driver
+from .registry import Driver, driver
 from .requests import Answer, demand, query
 from .retained import retain_runs, retained_runs
 from .schema import Schema, SchemaLike, as_schema
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("esp_pubsub")
 _forks = 0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
 def _count_fork() -> None:
@@ -451,7 +453,7 @@ class Client:
             if observer is not None:
                 observer.told(topic, notice)
             if handler is None:
-                log_notice(notice)
+                log_notice(notice, topic)
                 return
             try:
                 handler(notice)
@@ -542,12 +544,31 @@ def _resumes(opened: _Closable, source: int) -> bool:
     return isinstance(opened, Publisher) and opened.source == source and opened.at_work
 
 
-def log_notice(notice: Notice) -> None:
-    """What happens to a notice that nobody asked for: a gap is never silent."""
+def log_notice(notice: Notice, topic: str | None = None) -> None:
+    """What happens to a notice that nobody asked for: a gap is never silent. The record has its fields, too."""
+    given = {f"esp_{field.name}": getattr(notice, field.name) for field in fields(notice)}
+    extra = {"esp_notice": type(notice).__name__, "esp_topic": topic, **given}
     if isinstance(notice, Failure):
-        _log.warning("%s %s: %s", notice.failure, notice.code, notice.error)
-    else:
-        _log.log(logging.INFO if isinstance(notice, Joined | NewRun | Reconnected) else logging.WARNING, "%s", notice)
+        _log.warning("%s %s: %s", notice.failure, notice.code, notice.error, extra=extra)
+        return
+    level = logging.INFO if isinstance(notice, Joined | NewRun | Reconnected) else logging.WARNING
+    _log.log(level, "%s", notice, extra=extra)
+
+
+async def _open_bus(found: Driver, name: str, options: Any, patience: float) -> Bus:
+    """Open the bus; one that is not there yet is tried again for so many seconds."""
+    loop, backoff = asyncio.get_running_loop(), Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+    until = loop.time() + patience
+    while True:
+        try:
+            return await found.open_bus(options)
+        except BusUnavailable as error:
+            left = until - loop.time()
+            if left <= 0:
+                raise
+            _log.warning("the bus %s is not there yet: %s; it is tried again for %.0f s", name, error, left,
+                         extra={"esp_bus": name})  # fmt: skip
+            await asyncio.sleep(min(backoff.next(), left))
 
 
 async def open_client(
@@ -558,9 +579,10 @@ async def open_client(
 ) -> Client:
     """Find the driver, read its options, open the bus."""
     found = await asyncio.to_thread(driver, bus)
+    patience = connect_timeout(settings.get("connect_timeout"))
     options = await asyncio.to_thread(load_options, found.Options, section=bus, config=config, keywords=settings)
     start, group = getattr(options, "start", None), getattr(options, "groupid", None)
-    client = Client(await found.open_bus(options), on_notice, start=start, group=group)
+    client = Client(await _open_bus(found, bus, options, patience), on_notice, start=start, group=group)
     try:
         await client.start()
     except BaseException:

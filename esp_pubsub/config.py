@@ -26,6 +26,7 @@ Place = str | os.PathLike[str]
 PREFIX = "ESP_PUBSUB_"
 MAX_FILE = 1 << 20
 SIZE = {"form": "size"}
+_EVERYWHERE = "connect_timeout"  # a keyword of every bus, and an option of none
 DURATION = {"form": "duration"}
 
 _SECRET = r"(?:passw|passphrase|passcode|pass(?![a-z])|pwd|secret|token|credential|(?:api|private).?key|key.?pem)"
@@ -102,6 +103,19 @@ def check_type(name: str, given: object, kind: type, example: str) -> None:
         raise ConfigError(f"{name} is an esp.{kind.__name__}, such as {example}, not {given!r:.80}", key=name)
 
 
+def connect_timeout(given: object) -> float:
+    """The seconds of the keyword `connect_timeout`, else of the environment, else 0."""
+    name = _variable(_EVERYWHERE)
+    value, source = (os.environ.get(name, 0), f"environment {name}") if given is None else (given, "keyword")
+    found = seconds(value)
+    if found is None:
+        raise ConfigError(
+            f"{source}: connect_timeout = {value!r:.80} is not a duration, such as 500ms, 2s or 5min",
+            key="connect_timeout",
+        )
+    return found
+
+
 class _Given(NamedTuple):
     value: Any
     source: str
@@ -135,7 +149,8 @@ def load_options(
         shared = _from_file("sas", bus or section, config, environ)
         given = {key: value for key, value in shared.items() if key in known} | given
     given |= {key: _Given(environ[name], f"environment {name}") for key in known if (name := _variable(key)) in environ}
-    given |= {key: _Given(value, f"keyword {key}") for key, value in (keywords or {}).items() if value is not None}
+    said = {key: value for key, value in (keywords or {}).items() if value is not None and key != _EVERYWHERE}
+    given |= {key: _Given(value, f"keyword {key}") for key, value in said.items()}
     for key, (_, source) in given.items():
         if key not in known:
             near = "".join(get_close_matches(key.lower(), known, 1, 0.0))

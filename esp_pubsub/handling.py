@@ -163,7 +163,8 @@ class _Handling:
         pause = self._policy.delay
         for number in range(1, self._policy.times + 1):
             _log.warning("%s of %s failed (%s: %s); try %d of %d follows in %g s", block, self._subscriber.topic,
-                         type(error).__name__, error, number, self._policy.times, pause)  # fmt: skip
+                         type(error).__name__, error, number, self._policy.times, pause,
+                         extra=self._extra(block))  # fmt: skip
             self._at_work = False
             if self._ending:
                 raise asyncio.CancelledError
@@ -181,13 +182,18 @@ class _Handling:
     async def _give_up(self, block: Block, error: Exception) -> None:
         name = name_of(block)
         if self._policy.end == "skip":
-            _log.error("block %s of %s is skipped: %s: %s", name, self._subscriber.topic, type(error).__name__, error)
+            _log.error("block %s of %s is skipped: %s: %s", name, self._subscriber.topic, type(error).__name__, error,
+                       extra=self._extra(block))  # fmt: skip
         elif self._letters is not None and await self._letters.put(block, error):
             _log.error("block %s of %s went to %s: %s: %s", name, self._subscriber.topic, self._letters.url,
-                       type(error).__name__, error)  # fmt: skip
+                       type(error).__name__, error, extra=self._extra(block))  # fmt: skip
         else:
             raise HandlerFailed(
                 f"the handler raised {type(error).__name__} on block {name} of {self._subscriber.topic}: {error}. The "
                 "block is not confirmed and comes again; to go on without it, say on_error='skip' or esp.dead_letter",
                 block=name,
             ) from error
+
+    def _extra(self, block: Block) -> dict[str, str]:
+        """The fields of a record of the log."""
+        return {"esp_topic": self._subscriber.topic, "esp_block": name_of(block)}

@@ -10,16 +10,17 @@ from weakref import WeakSet
 from .client import Client, Opening, open_client
 from .errors import EspError
 from .notices import Notice
-from .registry import driver
+from .registry import chosen_bus, driver
 
 
 class _Choice(NamedTuple):
-    bus: str
+    bus: str | None
     config: str | os.PathLike[str] | None
     settings: dict[str, Any]
 
 
-_choice = _Choice("embedded", None, {})
+_NONE = _Choice(None, None, {})
+_choice = _NONE
 _clients: WeakSet[Client] = WeakSet()
 
 
@@ -39,13 +40,16 @@ def init(
 ) -> Opening[Client]:
     """A client: `client = await init()`, or `async with init() as client`.
 
-    Without `bus`: the one of `set_pubsub_lib`, else the embedded bus. `config` names the bus's cfg file, `settings` are
-    its keys and win over the file. `on_notice` is told of gaps, reconnects and trouble; without it they are logged.
+    Without `bus`: the one of `set_pubsub_lib`, else that of the environment's ESP_PUBSUB_BUS, else the embedded bus.
+    `config` names the bus's cfg file, `settings` are its keys and win over the file. `connect_timeout`, or
+    ESP_PUBSUB_CONNECT_TIMEOUT, is how long a bus that is not there yet is tried again, such as `60s`; without it, it is
+    tried once. `on_notice` is told of gaps, reconnects and trouble; without it they are logged.
     """
     choice = _choice if bus in (None, _choice.bus) else _Choice(str(bus), None, {})
+    name = choice.bus or chosen_bus()
 
     async def opened() -> Client:
-        client = await open_client(choice.bus, config or choice.config, on_notice, {**choice.settings, **settings})
+        client = await open_client(name, config or choice.config, on_notice, {**choice.settings, **settings})
         _clients.add(client)
         return client
 
@@ -58,7 +62,7 @@ async def shutdown() -> None:
     What the first one could not flush raises, when all are closed.
     """
     global _choice
-    _choice = _Choice("embedded", None, {})
+    _choice = _NONE
     failures: list[Exception] = []
     for client in list(_clients):
         if client.is_here():

@@ -8,6 +8,7 @@ nothing until then.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib import import_module
@@ -31,6 +32,11 @@ class Driver(Protocol):
 
     Options: type[Any]
     open_bus: Callable[[Any], Awaitable[Bus]]
+
+
+def chosen_bus() -> str:
+    """The bus of whoever names none: that of the environment, else the embedded one."""
+    return os.environ.get("ESP_PUBSUB_BUS") or "embedded"
 
 
 def names() -> list[str]:

@@ -47,7 +47,7 @@ app = typer.Typer(
 )
 
 Url = Annotated[str, typer.Argument(metavar="URL", help="dfESP://host:port/project/contquery/window")]
-Bus = Annotated[str, typer.Option(help="embedded, kafka, rabbitmq ...")]
+Bus = Annotated[str, typer.Option(envvar="ESP_PUBSUB_BUS", help="embedded, kafka, rabbitmq ...")]
 Config = Annotated[str | None, typer.Option(help="The cfg file of the bus, or the folder it is in.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A key of the cfg file; wins.")]
 Keys = Annotated[str | None, typer.Option("-C", metavar="KEY=VALUE,...", help="Keys of SAS's adapters; flags win.")]

@@ -14,7 +14,7 @@ from ..address import Side
 from ..bus import Start
 from ..client import Opening
 from ..config import DURATION, SIZE, SasOptions, load_options
-from ..registry import driver
+from ..registry import chosen_bus, driver
 from ..text import CsvFormat
 
 _PAIR = re.compile(r'\s*([A-Za-z]\w*)=(?:"([^"]*)"|([^,"]*))\s*(?:,|\Z)')
@@ -46,7 +46,7 @@ class AdapterOptions:
     """pub or sub, where the command does not say so."""
     fstype: str | None = None
     """csv, json, or binary, which is ours, not SAS's; unset: as the file's name ends, else csv."""
-    transport: str = "embedded"
+    transport: str = field(default_factory=chosen_bus)
     """The bus."""
     transportconfigfile: str | None = None
     """Its cfg file, or the folder it is in."""

@@ -20,7 +20,7 @@ from kazoo.client import KazooClient
 from rstream import AMQPMessage, Producer
 
 from tests.support import install, server
-from tests.support.brokers import Kafka, KafkaCluster, RabbitMQ, ServerFailed, ZooKeeper
+from tests.support.brokers import Kafka, KafkaCluster, RabbitMQ, ServerFailed, ZooKeeper, exports
 from tests.support.kafka import PLAIN_USER, SCRAM_USER
 
 ROOT = Path(__file__).parents[2]
@@ -291,6 +291,15 @@ def test_the_command_says_how_to_connect_and_ends_on_a_signal():
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert process.stdout.read() == ""
+
+
+def test_a_line_for_a_shell_chooses_the_broker(kafka, rabbitmq):
+    assert exports("kafka", kafka) == f"export ESP_PUBSUB_BUS=kafka ESP_PUBSUB_HOSTPORT={kafka.bootstrap}"
+    node = rabbitmq.nodes[0]
+    assert exports("rabbitmq", rabbitmq) == (
+        f"export ESP_PUBSUB_BUS=rabbitmq ESP_PUBSUB_HOST=127.0.0.1:{node.port} "
+        f"ESP_PUBSUB_STREAMPORT={rabbitmq.stream_port} ESP_PUBSUB_MODE=stream"
+    )
 
 
 def test_a_broker_ends_with_a_process_that_was_killed():

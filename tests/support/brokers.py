@@ -1,4 +1,5 @@
-"""Real brokers, for tests and for trying things: `python -m tests.support.brokers kafka` runs one until Ctrl-C.
+"""Real brokers, for tests and for trying things: `python -m tests.support.brokers kafka` runs one until Ctrl-C, and
+prints the line that has a shell's programs use it.
 
     async with Kafka() as kafka:      # or, in plain code: with Kafka() as kafka
         kafka.bootstrap               # where clients connect
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from urllib.parse import urlsplit
 
 from .kafka import Kafka, KafkaCluster
 from .rabbitmq import RabbitMQ
@@ -36,6 +38,26 @@ BROKERS: dict[str, Callable[[], Broker]] = {
 }
 
 
+def settings(broker: Broker) -> dict[str, str]:
+    """What `init` has to be told; RabbitMQ in mode stream, because who comes late is to see everything. None where a
+    broker is no bus.
+    """
+    if isinstance(broker, RabbitMQ):
+        places = [urlsplit(url) for url in broker.settings["url"].split(",")]
+        streams = broker.settings["streams"].split(",")[0].rpartition(":")[2]
+        return {
+            "host": ",".join(f"{place.hostname}:{place.port}" for place in places), "streamport": streams,
+            "mode": "stream",
+        }  # fmt: skip
+    return {"hostport": broker.settings["bootstrap_servers"]} if "bootstrap_servers" in broker.settings else {}
+
+
+def exports(name: str, broker: Broker) -> str:
+    """A line for a shell that chooses this bus."""
+    found = {"bus": name.rstrip("0123456789").partition("-")[0]} | settings(broker)
+    return "export " + " ".join(f"ESP_PUBSUB_{key.upper()}={value}" for key, value in found.items())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.support.brokers", description=__doc__)
     parser.add_argument("broker", choices=BROKERS)
@@ -43,6 +65,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with suppress(KeyboardInterrupt), BROKERS[given.broker]() as broker, suppress(KeyboardInterrupt):
         sys.stdout.write(" ".join(f"{name}={value}" for name, value in broker.settings.items()) + "\n")
+        if settings(broker):
+            sys.stdout.write(exports(given.broker, broker) + "\n")
         sys.stdout.flush()
         while True:  # a signal that comes just before a pause would not end it
             time.sleep(0.5)

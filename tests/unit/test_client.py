@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import gc
+import importlib
+import sys
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -172,6 +174,66 @@ async def test_set_pubsub_lib_chooses_for_every_init_that_names_no_bus(bus_direc
         assert (options(one).ring_records, options(two).ring_records) == (99, 5)
     async with esp.init(dir=bus_directory / "other") as four:
         assert options(four).dir == bus_directory / "other"
+
+
+async def test_the_environment_chooses_the_bus_where_nothing_else_does(
+    bus_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ESP_PUBSUB_BUS", "pigeon")
+    with pytest.raises(esp.ConfigError, match="no bus is called 'pigeon'"):
+        await esp.init()
+    async with esp.init("embedded", dir=bus_directory):
+        pass
+    esp.set_pubsub_lib("embedded", dir=bus_directory)
+    async with esp.init():
+        pass
+
+
+LATE = """
+from esp_pubsub.errors import BusUnavailable
+from esp_pubsub.transports.embedded import Options, open_bus as open_embedded
+tries = []
+
+async def open_bus(options):
+    tries.append(options)
+    if len(tries) < 3:
+        raise BusUnavailable("nobody listens")
+    return await open_embedded(options)
+"""
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """A bus that comes up with the third try: the tries."""
+    (tmp_path / "late_bus.py").write_text(LATE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(registry._BUSES, "late", "late_bus")
+    monkeypatch.delitem(sys.modules, "late_bus", raising=False)
+    return importlib.import_module("late_bus").tries  # type: ignore[no-any-return]
+
+
+async def test_a_bus_that_is_not_there_yet_is_tried_again_for_a_while_and_each_try_is_logged(
+    bus_directory: Path, late: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with esp.init("late", dir=bus_directory, connect_timeout="60s") as client:
+        assert client.is_here() and len(late) == 3
+    assert [record.getMessage()[:54] for record in caplog.records] == [
+        "the bus late is not there yet: nobody listens; it is tr"[:54]
+    ] * 2
+    assert caplog.records[0].esp_bus == "late"  # type: ignore[attr-defined]
+
+
+async def test_a_bus_is_tried_once_unless_somebody_says_more(
+    bus_directory: Path, late: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(esp.BusUnavailable, match="nobody listens"):
+        await esp.init("late", dir=bus_directory)
+    monkeypatch.setenv("ESP_PUBSUB_CONNECT_TIMEOUT", "60s")
+    async with esp.init("late", dir=bus_directory):
+        assert len(late) == 3
+    monkeypatch.setenv("ESP_PUBSUB_CONNECT_TIMEOUT", "soon")
+    with pytest.raises(esp.ConfigError, match="ESP_PUBSUB_CONNECT_TIMEOUT: connect_timeout = 'soon' is not a duration"):
+        await esp.init("late", dir=bus_directory)
 
 
 async def test_shutdown_closes_every_client_and_forgets_the_choice(bus_directory: Path) -> None:

@@ -39,6 +39,10 @@ async def test_without_a_handler_they_are_logged(bus_directory: Path, caplog: py
         async with esp.init(dir=bus_directory) as client:
             await lose(client)
     [record] = [record for record in caplog.records if "BadMessage" in record.getMessage()]
+    given = {name: value for name, value in vars(record).items() if name.startswith("esp_")}
+    assert given == {
+        "esp_notice": "BadMessage", "esp_topic": TOPIC, "esp_position": 0, "esp_reason": given["esp_reason"]
+    }  # fmt: skip
     assert record.levelno == logging.WARNING
 
 

@@ -81,6 +81,8 @@ async def test_a_block_may_be_skipped(bench: Bench, caplog: pytest.LogCaptureFix
         await until(lambda: 3 in seen)
     assert seen == [1, 2, 3]
     assert "is skipped: LookupError: no such thing as 2" in caplog.text
+    [record] = caplog.records
+    assert vars(record)["esp_topic"] == TOPIC and vars(record)["esp_block"].endswith(":0:2")
 
 
 async def test_a_handler_is_tried_again_before_it_is_given_up(bench: Bench) -> None:
