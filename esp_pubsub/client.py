@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar, cas
 from weakref import WeakSet
 
 from .address import Address, Side
-from .backoff import Backoff
 from .bus import Bus, Catalog, Requests, Start
 from .calls import Caller
 from .claims import Claims, find_election, find_schema
 from .config import check_type, connect_timeout, load_options
+from .connecting import open_bus
 from .encode import Encoder, arrow_body
 from .engine.engine import Engine
 from .engine.opening import Buses, log_of, open_engine
 from .engine.options import EngineOptions
-from .errors import BusUnavailable, Closed, ConfigError, EspError, NotOffered, WrongOrder
+from .errors import Closed, ConfigError, EspError, NotOffered, WrongOrder
 from .events import Block, Opcode
 from .failover.join import Elect
 from .failover.line import Line
@@ -34,7 +34,7 @@ from .failover.outbox import Outbox
 from .failover.words import Setup
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Delivery, Publisher, PublisherOptions, Resume, Window, sequence_name, source_number
-from .registry import Driver, driver
+from .registry import driver
 from .requests import Answer, demand, query
 from .retained import retain_runs, retained_runs
 from .schema import Schema, SchemaLike, as_schema
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("esp_pubsub")
 _forks = 0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
 def _count_fork() -> None:
@@ -555,22 +554,6 @@ def log_notice(notice: Notice, topic: str | None = None) -> None:
     _log.log(level, "%s", notice, extra=extra)
 
 
-async def _open_bus(found: Driver, name: str, options: Any, patience: float) -> Bus:
-    """Open the bus; one that is not there yet is tried again for so many seconds."""
-    loop, backoff = asyncio.get_running_loop(), Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-    until = loop.time() + patience
-    while True:
-        try:
-            return await found.open_bus(options)
-        except BusUnavailable as error:
-            left = until - loop.time()
-            if left <= 0:
-                raise
-            _log.warning("the bus %s is not there yet: %s; it is tried again for %.0f s", name, error, left,
-                         extra={"esp_bus": name})  # fmt: skip
-            await asyncio.sleep(min(backoff.next(), left))
-
-
 async def open_client(
     bus: str,
     config: str | os.PathLike[str] | None,
@@ -582,7 +565,7 @@ async def open_client(
     patience = connect_timeout(settings.get("connect_timeout"))
     options = await asyncio.to_thread(load_options, found.Options, section=bus, config=config, keywords=settings)
     start, group = getattr(options, "start", None), getattr(options, "groupid", None)
-    client = Client(await _open_bus(found, bus, options, patience), on_notice, start=start, group=group)
+    client = Client(await open_bus(found, bus, options, patience), on_notice, start=start, group=group)
     try:
         await client.start()
     except BaseException:

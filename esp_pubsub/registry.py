@@ -19,7 +19,7 @@ from .bus import Bus, Election
 from .errors import ConfigError, NotInstalled, NotOffered
 
 GROUP, ELECTIONS = "esp_pubsub.transports", "esp_pubsub.elections"
-_BUSES = {name: f"esp_pubsub.transports.{name}" for name in ("embedded", "kafka", "rabbitmq", "solace")}
+_BUSES = {name: f"esp_pubsub.transports.{name}" for name in ("embedded", "kafka", "memory", "rabbitmq", "solace")}
 _WITHDRAWN = {
     "tervela": "Tervela has no driver: its vendor and SAS have withdrawn it. Use solace, rabbitmq or kafka, under the "
     "same URLs; esp_pubsub.transports.tervela reads what a client.config says"

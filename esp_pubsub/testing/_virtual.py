@@ -19,11 +19,13 @@ from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
+from pathlib import Path
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 PROCESS: ContextVar[str] = ContextVar("process", default="bus")
 CIRCLES = 50_000  # turns in one moment
+MOST_SHOWN = 10  # tasks of a world that is stuck
 
 
 class _Future(asyncio.Future[Any]):
@@ -52,6 +54,20 @@ class _Task(asyncio.Task[Any]):
 
 class Stuck(Exception):
     """Nobody can go on, and no timer will change that."""
+
+
+def where(task: asyncio.Task[Any]) -> str:
+    """The function of a task and its line, and where the innermost one stands that it awaits."""
+    frames = []
+    at: Any = task.get_coro()
+    while at is not None:
+        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(at, f"{kind}_frame")), None)
+        if kind is None or getattr(at, f"{kind}_frame") is None:
+            break
+        frames.append(getattr(at, f"{kind}_frame"))
+        at = getattr(at, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+    places = [f"{f.f_code.co_qualname} ({Path(f.f_code.co_filename).name}:{f.f_lineno})" for f in frames]
+    return " for ".join(dict.fromkeys(places[:1] + places[-1:])) or "a callback"
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -202,7 +218,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             while timers and timers[0][2].cancelled():
                 heapq.heappop(timers)
             if not timers or timers[0][0] > limit:
-                raise Stuck(f"nothing more happens at {now:.3f} s")
+                raise Stuck(f"nothing more happens at {now:.3f} s: {self._who_waits()}")
             self._now, self._jumped_at = timers[0][0], self.turns
             return
         if self.turns - self._jumped_at > CIRCLES:
@@ -212,6 +228,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.turns += 1
         if not handle.cancelled():
             handle._run()
+
+    def _who_waits(self) -> str:
+        """The tasks that are not done, and where each of them stands."""
+        left = sorted((task for task in self._tasks if not task.done()), key=hash)
+        shown = [f"{task.get_name()} waits in {where(task)}" for task in left[:MOST_SHOWN]]
+        return "; ".join(shown) + (f"; and {len(left) - MOST_SHOWN} more" if len(left) > MOST_SHOWN else "")
 
     def end(self) -> None:
         """Thaw everybody, cancel every task and wait until all are done."""

@@ -12,8 +12,10 @@ is not on the bus, and a cancelled read loses nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from esp_pubsub.bus import (
@@ -32,6 +34,7 @@ from esp_pubsub.bus import (
     Requests,
     Start,
 )
+from esp_pubsub.connecting import between
 from esp_pubsub.errors import BusError, BusUnavailable
 
 if TYPE_CHECKING:
@@ -48,7 +51,7 @@ class _Link:
 
     def __init__(self) -> None:
         self.lost = False
-        self._scopes: set[asyncio.Timeout] = set()
+        self._scopes: dict[asyncio.Timeout, asyncio.AbstractEventLoop] = {}
 
     async def carry(self, call: Callable[[], Awaitable[T]]) -> T:
         """The result of a call, or BusUnavailable when the link is lost first."""
@@ -57,24 +60,36 @@ class _Link:
         scope = asyncio.timeout(None)
         try:
             async with scope:
-                self._scopes.add(scope)
+                self._scopes[scope] = asyncio.get_running_loop()
                 return await call()
         except TimeoutError:
             if not scope.expired():
                 raise
             raise _lost() from None
         finally:
-            self._scopes.discard(scope)
+            self._scopes.pop(scope, None)
 
     def lose(self) -> None:
         """End what is being carried, and all that comes."""
         self.lost = True
-        for scope in self._scopes:
-            _expire(scope)
+        for scope, loop in list(self._scopes.items()):
+            _on(loop, partial(_expire, scope))
 
 
 def _lost() -> BusUnavailable:
     return BusUnavailable("the link is lost (injected)")
+
+
+def _on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call it on this loop, which may be that of another thread: there an app runs that is tested."""
+    try:
+        here = asyncio.get_running_loop() is loop
+    except RuntimeError:
+        here = False
+    if here:
+        function()
+    elif not loop.is_closed():
+        loop.call_soon_threadsafe(function)
 
 
 def _expire(scope: asyncio.Timeout) -> None:
@@ -92,60 +107,15 @@ class _Refusal:
     error: BusError
 
 
-class _Plan:
-    """What is to go wrong, shared by everything of one `Faults`."""
+class Trouble:
+    """What is to go wrong, for one client or for many."""
 
     def __init__(self) -> None:
-        self.delays: dict[str, float] = {}
-        self.hung: set[str] = set()
-        self.refusals: list[_Refusal] = []
-        self._healed = asyncio.Event()
-
-    async def carry(self, link: _Link, name: Call, call: Callable[[], Awaitable[T]]) -> T:
-        """A call over a link, held up as planned before it begins."""
-
-        async def held_up() -> T:
-            if name in self.delays:
-                await asyncio.sleep(self.delays[name])
-            while name in self.hung:
-                await self._healed.wait()
-            return await call()
-
-        return await link.carry(held_up)
-
-    def next_refusal(self, count: int) -> _Refusal | None:
-        """The refusal that hits the first of the next `count` messages that any does; the others come nearer."""
-        hit = min((r for r in self.refusals if r.index < count), key=lambda r: r.index, default=None)
-        if hit is not None:
-            self.refusals.remove(hit)
-        for refusal in self.refusals:
-            refusal.index = max(0, refusal.index - count)
-        return hit
-
-    def heal(self) -> None:
-        """Nothing goes wrong any more."""
-        self.delays.clear()
-        self.hung.clear()
-        self.refusals.clear()
-        self._healed.set()
-        self._healed = asyncio.Event()
-
-
-class Faults:
-    """A Bus around a Bus. Also a `Requests` and a `Catalog` where that one is."""
-
-    def __init__(self, inner: Bus) -> None:
-        self.inner = inner
-        self.capabilities = inner.capabilities
-        self.process = cast(Deaths, inner).process if inner.capabilities.deaths else ""
         self._link = _Link()
-        self._plan = _Plan()
-
-    @classmethod
-    def into(cls, client: Client) -> Faults:
-        """Between a client and its bus, for the publishers and subscribers that it opens from now on."""
-        faults = client.bus = cls(client.bus)
-        return faults
+        self._delays: dict[str, float] = {}
+        self._hung: set[str] = set()
+        self._refusals: list[_Refusal] = []
+        self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
 
     def lose_link(self) -> None:
         """Every pipe and feed dies with BusUnavailable now, also where it waits; new ones cannot be had."""
@@ -158,14 +128,14 @@ class Faults:
 
     def delay(self, seconds: float, *calls: Call) -> None:
         """From now on these calls begin so much later. `delay(0.5, "confirmed")` is a bus that confirms late."""
-        self._plan.delays.update(dict.fromkeys(calls, seconds))
+        self._delays.update(dict.fromkeys(calls, seconds))
 
     def hang(self, *calls: Call) -> None:
         """From now on these calls are not answered, until `heal` or the loss of the link.
 
         A hung write does not reach the bus. With "confirmed" hung, what was written does, and nobody is told.
         """
-        self._plan.hung.update(calls)
+        self._hung.update(calls)
 
     def refuse(self, message: int = 1, *, hole: bool = False, error: BusError | None = None) -> None:
         """The nth message written from now on, over whichever pipe, does not reach the bus, and that pipe is dead.
@@ -174,43 +144,106 @@ class Faults:
         `suffix_only`. The pipe raises `error`, by default BusUnavailable.
         """
         error = error or BusUnavailable("the message was refused (injected)")
-        self._plan.refusals.append(_Refusal(message - 1, hole, error))
+        self._refusals.append(_Refusal(message - 1, hole, error))
 
     def heal(self) -> None:
         """No delay, no hang, no refusal from now on; what hangs goes on. A lost link stays lost."""
-        self._plan.heal()
+        self._delays.clear()
+        self._hung.clear()
+        self._refusals.clear()
+        for healed, loop in list(self._waiting.items()):
+            _on(loop, healed.set)
+
+    @property
+    def link(self) -> _Link:
+        """Over which things are opened now."""
+        return self._link
+
+    async def carry(self, link: _Link, name: Call, call: Callable[[], Awaitable[T]]) -> T:
+        """A call over a link, held up as planned before it begins."""
+
+        async def held_up() -> T:
+            if name in self._delays:
+                await asyncio.sleep(self._delays[name])
+            while name in self._hung:
+                healed = asyncio.Event()
+                self._waiting[healed] = asyncio.get_running_loop()
+                try:
+                    await healed.wait()
+                finally:
+                    del self._waiting[healed]
+            return await call()
+
+        return await link.carry(held_up)
+
+    def next_refusal(self, count: int) -> _Refusal | None:
+        """The refusal that hits the first of the next `count` messages that any does; the others come nearer."""
+        hit = min((r for r in self._refusals if r.index < count), key=lambda r: r.index, default=None)
+        if hit is not None:
+            self._refusals.remove(hit)
+        for refusal in self._refusals:
+            refusal.index = max(0, refusal.index - count)
+        return hit
+
+
+class Faults(Trouble):
+    """A Bus around a Bus, and what is to go wrong with it. Also a `Requests` and a `Catalog` where that one is."""
+
+    def __init__(self, inner: Bus, trouble: Trouble | None = None) -> None:
+        """`trouble`: what goes wrong is what goes wrong there; else each has its own."""
+        super().__init__()
+        self.inner = inner
+        self.capabilities = inner.capabilities
+        self.process = cast(Deaths, inner).process if inner.capabilities.deaths else ""
+        self._trouble = trouble or self
+
+    @classmethod
+    def into(cls, client: Client) -> Faults:
+        """Between a client and its bus, for the publishers and subscribers that it opens from now on."""
+        faults = client.bus = cls(client.bus)
+        return faults
+
+    @classmethod
+    @contextmanager
+    def everywhere(cls) -> Iterator[Trouble]:
+        """Between every client that this process opens within the `with` block and its bus: also those that an app
+        opens in a lifespan of its own, in whatever thread.
+        """
+        trouble = Trouble()
+        with between(lambda bus: cls(bus, trouble)):
+            yield trouble
 
     async def pipe(self, topic: str) -> Pipe:
         """See `Bus.pipe`."""
-        link = self._link
-        return _FaultyPipe(self._plan, link, await self._plan.carry(link, "pipe", lambda: self.inner.pipe(topic)))
+        link = self._trouble.link
+        return _FaultyPipe(self._trouble, link, await self._trouble.carry(link, "pipe", lambda: self.inner.pipe(topic)))
 
     async def feed(self, topic: str, start: Start, group: str | None) -> Feed:
         """See `Bus.feed`."""
-        link = self._link
-        feed = await self._plan.carry(link, "feed", lambda: self.inner.feed(topic, start, group))
-        return _FaultyFeed(self._plan, link, feed)
+        link = self._trouble.link
+        feed = await self._trouble.carry(link, "feed", lambda: self.inner.feed(topic, start, group))
+        return _FaultyFeed(self._trouble, link, feed)
 
     async def bounds(self, topic: str) -> Bounds:
         """See `Bus.bounds`."""
-        return await self._plan.carry(self._link, "bounds", lambda: self.inner.bounds(topic))
+        return await self._trouble.carry(self._trouble.link, "bounds", lambda: self.inner.bounds(topic))
 
     async def retain(self, topic: str, key: str, value: bytes | None) -> None:
         """See `Bus.retain`."""
-        await self._plan.carry(self._link, "retain", lambda: self.inner.retain(topic, key, value))
+        await self._trouble.carry(self._trouble.link, "retain", lambda: self.inner.retain(topic, key, value))
 
     async def retained(self, topic: str, key: str) -> bytes | None:
         """See `Bus.retained`."""
-        return await self._plan.carry(self._link, "retained", lambda: self.inner.retained(topic, key))
+        return await self._trouble.carry(self._trouble.link, "retained", lambda: self.inner.retained(topic, key))
 
     async def request(self, topic: str, data: bytes, timeout: float) -> bytes:
         """See `Requests.request`. A delay comes on top of its timeout."""
         inner = cast(Requests, self.inner)
-        return await self._plan.carry(self._link, "request", lambda: inner.request(topic, data, timeout))
+        return await self._trouble.carry(self._trouble.link, "request", lambda: inner.request(topic, data, timeout))
 
     async def serve(self, topic: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
         """See `Requests.serve`."""
-        await self._link.carry(lambda: cast(Requests, self.inner).serve(topic, answer))
+        await self._trouble.link.carry(lambda: cast(Requests, self.inner).serve(topic, answer))
 
     def election(self, kind: str, line: str, member: str) -> Election:
         """See `Elections.election`; the faults do not reach it."""
@@ -226,11 +259,11 @@ class Faults:
 
     async def topics(self) -> Sequence[str]:
         """See `Catalog.topics`."""
-        return await self._link.carry(lambda: cast(Catalog, self.inner).topics())
+        return await self._trouble.link.carry(lambda: cast(Catalog, self.inner).topics())
 
     async def purge(self, topic: str) -> None:
         """See `Catalog.purge`."""
-        await self._link.carry(lambda: cast(Catalog, self.inner).purge(topic))
+        await self._trouble.link.carry(lambda: cast(Catalog, self.inner).purge(topic))
 
     async def aclose(self) -> None:
         """See `Bus.aclose`. No fault holds it up."""
@@ -238,20 +271,20 @@ class Faults:
 
 
 class _FaultyPipe:
-    def __init__(self, plan: _Plan, link: _Link, inner: Pipe) -> None:
-        self._plan, self._link, self._inner = plan, link, inner
+    def __init__(self, trouble: Trouble, link: _Link, inner: Pipe) -> None:
+        self._trouble, self._link, self._inner = trouble, link, inner
         self._written = 0
         self._good = 0  # with an error: how many messages stand on the bus before the one refused
         self._error: BusError | None = None
         self._waiting: asyncio.Timeout | None = None  # of `confirmed`
 
     async def write(self, frames: Sequence[bytes]) -> None:
-        await self._plan.carry(self._link, "write", lambda: self._write(frames))
+        await self._trouble.carry(self._link, "write", lambda: self._write(frames))
 
     async def _write(self, frames: Sequence[bytes]) -> None:
         if self._error is not None:
             raise self._error
-        refusal = self._plan.next_refusal(len(frames))
+        refusal = self._trouble.next_refusal(len(frames))
         if refusal is None:
             self._written += len(frames)
             await self._inner.write(frames)
@@ -267,7 +300,7 @@ class _FaultyPipe:
         raise refusal.error
 
     async def confirmed(self, past: int) -> int:
-        return await self._plan.carry(self._link, "confirmed", lambda: self._confirmed(past))
+        return await self._trouble.carry(self._link, "confirmed", lambda: self._confirmed(past))
 
     async def _confirmed(self, past: int) -> int:
         while self._error is None or past < self._good:
@@ -288,13 +321,13 @@ class _FaultyPipe:
 
 
 class _FaultyFeed:
-    def __init__(self, plan: _Plan, link: _Link, inner: Feed) -> None:
-        self._plan, self._link, self._inner = plan, link, inner
+    def __init__(self, trouble: Trouble, link: _Link, inner: Feed) -> None:
+        self._trouble, self._link, self._inner = trouble, link, inner
         self.state: bytes | None = None
         self.place: Place | None = None
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
-        found = await self._plan.carry(self._link, "read", lambda: self._inner.read(max_messages, max_bytes))
+        found = await self._trouble.carry(self._link, "read", lambda: self._inner.read(max_messages, max_bytes))
         self.state, self.place = self._inner.state, self._inner.place
         return found
 
@@ -302,7 +335,7 @@ class _FaultyFeed:
         await self._link.carry(lambda: self._inner.release(positions))
 
     async def confirm(self, position: Position | None, state: bytes) -> None:
-        await self._plan.carry(self._link, "confirm", lambda: self._inner.confirm(position, state))
+        await self._trouble.carry(self._link, "confirm", lambda: self._inner.confirm(position, state))
 
     async def aclose(self) -> None:
         await self._inner.aclose()

@@ -53,7 +53,9 @@ ELSEWHERE = {"sample_bus", "pyspark"}  # who imports these is run by tests/confo
 SKETCH = "class Bus(Protocol):"  # the design draws the seam without bodies
 SUBJECTS = {"esp": esp, "client": esp.Client, "pub": esp.Publisher, "publisher": esp.Publisher, "sub": esp.Subscriber}
 _BLOCK = re.compile(r"(?P<mark><!--[^>]*-->\n+)?^ *```(?P<kind>\w*).*?\n(?P<text>.*?)^ *```", re.S | re.M)
-PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin")
+PYTEST = (
+    "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "pytest_asyncio.plugin", "-p", "esp_pubsub.testing.plugin",
+)  # fmt: skip
 _LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
 

@@ -57,7 +57,7 @@ def test_a_scene_that_waits_for_nothing_is_stuck_at_once() -> None:
         async with init() as client, client.subscriber(URL, SCHEMA, side="in") as sub:
             await anext(sub)
 
-    with pytest.raises(Stuck):
+    with pytest.raises(Stuck, match=r"waits in \S*scene \(test_virtual\.py:\d+\) for \S+ \(\w+\.py:\d+\)"):
         run_virtual(scene)
 
 
