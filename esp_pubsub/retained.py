@@ -33,6 +33,11 @@ async def retain_schema(bus: Bus, topic: str, schema: Schema) -> None:
     await bus.retain(topic, SCHEMA_KEY, schema.text.encode())
 
 
+async def forget_schema(bus: Bus, topic: str) -> None:
+    """Let the next publisher say it anew. One that is open does not say it again."""
+    await bus.retain(topic, SCHEMA_KEY, None)
+
+
 async def has_schema(bus: Bus, topic: str) -> bool:
     """Whether anybody has said it, and so wants to publish there. It is not read."""
     return bus.capabilities.retained and await bus.retained(topic, SCHEMA_KEY) is not None

@@ -430,6 +430,7 @@ def replay(
 def purge(
     url: Url,
     side: OfSide = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Forget its schema, too.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     bus: Bus = "embedded",
     config: Config = None,
@@ -439,7 +440,36 @@ def purge(
     if not yes:
         typer.confirm(f"Everything in {url} goes. Are you sure?", abort=True)
     wanted = cast("address.Side | None", side)
-    run(lambda: look.purge(url, wanted, bus, config, settings(set_ or [])))
+    run(lambda: look.purge(url, wanted, schema, bus, config, settings(set_ or [])))
+
+
+schemas = typer.Typer(help="The schema of a window, which its first publisher has said.", no_args_is_help=True)
+app.add_typer(schemas, name="schema")
+
+
+@schemas.command(epilog=EXIT_CODES)
+def show(url: Url, side: OfSide = None, bus: Bus = "embedded", config: Config = None, set_: Set = None) -> None:
+    """Show the schema of a window, of each side that has one."""
+    run(lambda: look.show_schema(url, cast("address.Side | None", side), bus, config, settings(set_ or [])))
+
+
+@schemas.command(epilog=EXIT_CODES)
+def forget(
+    url: Url,
+    side: OfSide = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    bus: Bus = "embedded",
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """Forget a schema that was wrong: the next publisher says another one. End its publishers and readers first.
+
+    A publisher that is open goes on with the old schema, and under a new one nobody can read its blocks. The same holds
+    for blocks that are there already: `esp purge --schema` removes them, too.
+    """
+    if not yes:
+        typer.confirm(f"The schema of {url} is forgotten. Are its publishers ended?", abort=True)
+    run(lambda: look.forget_schema(url, cast("address.Side | None", side), bus, config, settings(set_ or [])))
 
 
 @app.command(epilog=EXIT_CODES)

@@ -1,4 +1,4 @@
-"""What stands on a bus: `esp topics`, `esp tail`, `esp replay`, `esp purge`."""
+"""What stands on a bus: `esp topics`, `esp tail`, `esp replay`, `esp purge`, `esp schema`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from .. import BadBody, Block, Client, EspError, NotOffered, Schema, SchemaError, dead_letters, init
+from .. import BadBody, Block, Client, EspError, NotOffered, Schema, SchemaError, dead_letters, init, retained
 from ..address import Address, AddressOptions, Side
 from ..backoff import Backoff
 from ..bus import Break, Bus, Message, Start
@@ -106,7 +106,7 @@ async def tail(url: str, side: Side | None, part: Part, bus: str, config: str | 
 def _nearest(address: Address, known: Sequence[str] | None) -> str:
     """Which window may have been meant."""
     there = {f"dfESP://{name.rpartition('/')[0]}" for name in known or () if name.endswith(("/I", "/O"))}
-    near = get_close_matches(str(replace(address, options=AddressOptions())), there, n=1, cutoff=0.8)
+    near = get_close_matches(_plain(address), there, n=1, cutoff=0.8)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -193,16 +193,66 @@ async def replay(
         say(f"{counted(count, 'block')} published again")
 
 
-async def purge(url: str, side: Side | None, bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
+async def purge(
+    url: str, side: Side | None, schema: bool, bus: str, config: str | None, keys: Mapping[str, Any]
+) -> None:
     """Empty a window's topics and begin the next run of every failover group that published there."""
     address = Address.parse(url)
     address.require_window()
-    wanted: Sequence[Side] = ("in", "out") if side is None else (side,)
     async with init(bus, config=config, **keys) as client:
         there = await client.catalog().topics()
-        sides = [each for each in wanted if address.topic(each) in there]
+        sides = [each for each in _sides(side) if address.topic(each) in there]
         if not sides:
             raise EspError(f"there is no topic of {address}")
         for each in sides:
+            topic = address.topic(each)
             begun = await client.purge(url, side=each)
-            say(f"{address.topic(each)} is empty; a new run begins for {counted(begun, 'failover group')}")
+            if schema:
+                await retained.forget_schema(client.bus, topic)
+            after = "its schema is forgotten" if schema else "it keeps its schema, which --schema forgets"
+            say(f"{topic} is empty; a new run begins for {counted(begun, 'failover group')}; {after}")
+
+
+async def show_schema(url: str, side: Side | None, bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
+    """One line for each side that has a schema."""
+    address = Address.parse(url)
+    address.require_window()
+    async with init(bus, config=config, **keys) as client:
+        found = [(each, await retained_schema(client.bus, address.topic(each))) for each in _sides(side)]
+        for each, schema in found:
+            if schema is not None:
+                print(f"{each:<4} {schema}")
+        if not any(schema for _, schema in found):
+            raise EspError(f"{address} has no schema: nobody has published to it yet")
+
+
+async def forget_schema(url: str, side: Side | None, bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
+    """Of each side that has one."""
+    address = Address.parse(url)
+    address.require_window()
+    async with init(bus, config=config, **keys) as client:
+        topics = [topic for each in _sides(side) if await has_schema(client.bus, topic := address.topic(each))]
+        if not topics:
+            raise EspError(f"{address} has no schema: nobody has published to it yet")
+        for topic in topics:
+            await retained.forget_schema(client.bus, topic)
+            left = await _messages(client.bus, topic)
+            after = f"; under another schema nobody can read the {counted(left, 'message')} there" if left else ""
+            say(f"{topic} has no schema: the next publisher says it{after}")
+
+
+async def _messages(bus: Bus, topic: str) -> int:
+    """How many messages a log holds; 0 for a queue."""
+    if not bus.capabilities.replay:
+        return 0
+    found = await bus.bounds(topic)
+    return found.end - found.first
+
+
+def _sides(side: Side | None) -> Sequence[Side]:
+    return ("in", "out") if side is None else (side,)
+
+
+def _plain(address: Address) -> str:
+    """The window, without options."""
+    return str(replace(address, options=AddressOptions()))

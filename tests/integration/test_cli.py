@@ -434,7 +434,7 @@ def test_topics_tail_and_purge(cli: Cli, tmp_path: Path) -> None:
     rows = [line.split() for line in cli.run("tail", URL, "-n", 2)[0].splitlines()[1:]]
     assert [(row[1], row[2], row[3], row[4]) for row in rows] == [("block", "0", "2", "10"), ("block", "0", "3", "10")]
     assert "Aborted" in cli.run("purge", URL, code=1)[1]
-    assert "a new run begins for 1 failover group\n" in cli.run("purge", URL, "--yes")[1]
+    assert "a new run begins for 1 failover group;" in cli.run("purge", URL, "--yes")[1]
     assert len(cli.run("tail", URL)[0].splitlines()) == 1
     following = cli.start("tail", URL, "--follow", stderr=subprocess.STDOUT)
     assert following.stdout is not None and "position" in following.stdout.readline()
@@ -469,6 +469,23 @@ def test_tail_of_a_misspelt_window_names_the_nearest_one(cli: Cli, tmp_path: Pat
     wrong = URL.replace("Trades", "Tradse")
     assert cli.run("tail", wrong)[1] == f"esp: nobody has published to {wrong} yet; did you mean {URL}?\n"
     assert f"pass --side in or out; did you mean {URL}?" in cli.run("tail", wrong, "--follow", code=1)[1]
+
+
+def test_a_wrong_schema_is_shown_and_forgotten(cli: Cli, tmp_path: Path) -> None:
+    feed, wrong = tmp_path / "feed.csv", "id*:int32,symbol:string,price:double"
+    feed.write_text(text(1, 2))
+    assert "has no schema: nobody has published" in cli.run("schema", "show", URL, code=1)[1]
+    cli.run("pub", URL, wrong, feed)
+    assert cli.run("schema", "show", URL)[0] == f"in   {wrong}\n"
+    assert "the topic cli:5555/market/cq/Trades/I has id*:int32" in cli.run("pub", URL, SCHEMA, feed, code=1)[1]
+    assert "; it keeps its schema, which --schema forgets\n" in cli.run("purge", URL, "--yes")[1]
+    cli.run("pub", URL, wrong, feed)
+    assert "Aborted" in cli.run("schema", "forget", URL, code=1)[1]
+    said = cli.run("schema", "forget", URL, "--yes")[1]
+    assert "the next publisher says it; under another schema nobody can read the 1 message there\n" in said
+    assert "; its schema is forgotten\n" in cli.run("purge", URL, "--schema", "--yes")[1]
+    cli.run("pub", URL, SCHEMA, feed)
+    assert cli.run("sub", URL, "--side", "in", "--start", "earliest", "--max-events", 2)[0] == text(1, 2)
 
 
 @pytest.mark.parametrize("side", [[], ["--side", "in"]])
