@@ -194,7 +194,7 @@ class Snapshots:
     async def _try(self) -> None:
         """Report a directory that cannot be used, now: the first snapshot may be a while off."""
         try:
-            await self._in_thread(_try, self._directory)
+            await self._in_thread(_try, self._directory / f"try-{self._member:016x}.tmp")
         except OSError as error:
             self._report(error)
 
@@ -445,9 +445,8 @@ def _head(file: Path) -> Snapshot:
         return read_head(handle)
 
 
-def _try(directory: Path) -> None:
-    """Write something there, and remove it. OSError where that cannot be done."""
-    file = directory / f"try-{secrets.token_hex(8)}.tmp"
+def _try(file: Path) -> None:
+    """Write something to it, and remove it. OSError where that cannot be done."""
     try:
         _create(file)
         _append(file, [bytes(_TRIED)])
