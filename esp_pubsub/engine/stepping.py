@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from .._news import News
 from ..bus import Message
-from ..errors import BusError, StepFailed
+from ..errors import BadBody, BusError, StepFailed
 from ..failover.accept import Dropped, Outcome
 from ..failover.group import Group
 from ..notices import BadMessage, Notice
@@ -62,10 +62,12 @@ class Stepping:
             try:
                 self._given(self.steps.take(input, outcome))
             except StepFailed as failed:
-                if not await self._is_passed_over(Poisoned(outcome.source, outcome.run, outcome.id)):
+                if isinstance(failed.__cause__, BadBody):  # no member can read it, whatever its model does
+                    self._notify(BadMessage(outcome.position, str(failed.__cause__)))
+                elif not await self._is_passed_over(Poisoned(outcome.source, outcome.run, outcome.id)):
                     raise
                 why, where = failed.__cause__, self.steps.inputs[input].window
-                _log.warning("block %d of %s is passed over, as the order says: %r", outcome.id, where, why)
+                _log.warning("block %d of %s is passed over: %r", outcome.id, where, why)
                 self.steps.pass_over(input, outcome)
             if (took := self._loop.time() - began) > _LONG_STEP:
                 _log.warning(

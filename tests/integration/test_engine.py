@@ -19,7 +19,7 @@ from esp_pubsub.engine.order import Poisoned
 from esp_pubsub.engine.order_topic import pass_over
 from esp_pubsub.publisher import source_number
 from esp_pubsub.testing.faults import Faults
-from esp_pubsub.wire.frame import ENTRY, frames, seal
+from esp_pubsub.wire.frame import BLOCK, ENTRY, ROWS, frames, seal
 from tests.integration.engines import (
     MODEL,
     TRADE,
@@ -454,3 +454,19 @@ async def test_no_block_is_said_to_be_passed_over_where_the_order_has_lost_entri
         await client.catalog().purge(ORDER)
         with pytest.raises(esp.BusError, match="has lost entries"):
             await pass_over(client.bus, ORDER, 0, Poisoned(1, 0, 1))
+
+
+async def test_a_block_whose_body_cannot_be_read_is_passed_over_on_every_member(bus_directory: Path) -> None:
+    schema = esp.Schema(TRADE).fingerprint
+    bad = seal(BLOCK, ROWS, 0, 1, 77, 0, 1, schema, 0, b"no rows")
+    async with feeding(bus_directory) as source, engine(bus_directory) as a, engine(bus_directory) as b:
+        await feed(source, range(1, 11))
+        await source.flush()
+        async with esp.init(dir=bus_directory) as client:
+            pipe = await client.bus.pipe("local:5555/p/q/Trades/I")
+            await pipe.write(frames([bad], 0, 0))
+            await pipe.confirmed(0)
+            await pipe.aclose()
+        await feed(source, range(11, 21))
+        await Outputs(bus_directory).to(20)
+        await until(lambda: a.stats.steps == b.stats.steps == 21)
