@@ -25,7 +25,7 @@ from ..bus import Bus, Message, Place, Start
 from ..errors import BadFrame, BusRefused, BusUnavailable
 from ..failover.ballot import Ballot
 from ..failover.line import Position
-from ..failover.words import Claim, Pulse, StandBy, read_word
+from ..failover.words import Challenge, Claim, Pulse, StandBy, read_word
 from ..follower import Follower, before_end
 from ..records import moment
 from ..wire.frame import BLOCK, Frame, parse
@@ -117,7 +117,7 @@ class Control:
     def hear(self, frame: Frame, *, fresh: bool) -> None:
         """A beat or a claim; anything else has no voice here."""
         said = read_word(frame.data)
-        if said is None or said.run < self._run:
+        if said is None or isinstance(said, Challenge) or said.run < self._run:
             return
         nonce, name = said.identity.nonce, _plain(said.identity.name)
         if said.run > self._run:

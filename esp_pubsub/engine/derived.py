@@ -30,6 +30,11 @@ class DerivedOrder:
         return (self._taken.position,)
 
     @property
+    def read(self) -> tuple[int, ...]:
+        """Up to where the input was read."""
+        return (self._reader.place.position,)
+
+    @property
     def standing(self) -> Standing:
         """Where the member is; to be asked while nothing is stepped on."""
         return Standing(self._taken.position, 0, 0, None, ((self._taken.position, self._taken.incarnation),))

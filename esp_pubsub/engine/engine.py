@@ -31,6 +31,7 @@ from ..errors import (
     Switched,
     WrongOrder,
 )
+from ..failover.course import Reach
 from ..failover.group import Group
 from ..failover.join import Elect, join
 from ..failover.line import Line
@@ -59,6 +60,10 @@ class Ordered(Protocol):
     @property
     def positions(self) -> tuple[int, ...]:
         """Up to where each input was taken."""
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        """Up to where each input was read; 0 for a queue."""
 
     @property
     def standing(self) -> Standing:
@@ -147,6 +152,7 @@ class Engine:
         stepping = Stepping(plan.steps, self._group, self._changed, notify)
         self._order = order = plan.order(stepping, self._group, self._changed)
         self._group.membership.hindered_since = lambda: order.hindered_since
+        self._group.membership.reach = self._reach
         self._stepping = stepping
         self._snapshots = plan.snapshots
         self._stopping = Stopping()
@@ -267,7 +273,13 @@ class Engine:
         """What this member says of itself, most of all while it leads."""
         step, chain = self._steps.mark
         snapshot = 0 if self._snapshots is None else round((self._snapshots.last or 0) * 1e6)
-        return Pulse(self._order.now(), step, chain, self._steps.taken, snapshot, self._stopping.is_said)
+        return Pulse(
+            self._order.now(), step, chain, self._steps.taken, snapshot, self._stopping.is_said, self._order.positions
+        )
+
+    def _reach(self) -> Reach:
+        steps = self._steps.taken
+        return Reach((*self._order.read, steps), (*self._order.positions, steps))
 
     def _hear(self, said: Word) -> None:
         """Another member leads: what it says of time and steps. Raises StepsDiffer, and Stopped if all are to stop."""

@@ -89,6 +89,11 @@ class WrittenOrder:
         return tuple(each.taken if isinstance(each, LogInput) else 0 for each in self._inputs)
 
     @property
+    def read(self) -> tuple[int, ...]:
+        """Up to where each input was read; 0 for a queue."""
+        return tuple(each.end if isinstance(each, LogInput) else 0 for each in self._inputs)
+
+    @property
     def standing(self) -> Standing:
         """Where the member is; to be asked while nothing is stepped on."""
         inputs = tuple(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .words import Beat, Claim, Identity, StandBy, Word
+from .words import Beat, Claim, Identity, Word
 
 LATER_BEATS = 2
 SILENT_BEATS = 4
@@ -105,7 +105,7 @@ class Contender:
 
     def hear(self, said: Word, now: float, *, from_start: bool) -> bool:
         """Read a word, in the order of the log; False if it changes nothing. `from_start`: as for `Ballot`."""
-        if isinstance(said, StandBy):
+        if not isinstance(said, Beat | Claim):
             return False
         if self._ballot is None:
             self._ballot = Ballot(from_start=from_start)

@@ -16,7 +16,7 @@ from ..bus import Break, Bus, Pipe, Place, Start
 from ..errors import BusUnavailable
 from ..follower import Follower, before_end
 from ..wire.frame import frames
-from .words import Beat, StandBy, Word, read_word
+from .words import Beat, Challenge, StandBy, Word, read_word
 
 _BACK = 256  # messages before the end with which a newcomer begins
 _PAUSE = 0.05
@@ -108,6 +108,8 @@ class Control:
         except BusUnavailable as error:
             self._trouble(error)
             raise
+        if isinstance(word, Challenge):
+            return  # it says no position
         self._spoke_in, self._spoke_at = word.term, asyncio.get_running_loop().time()
 
     async def repeat(self, beat: Callable[[int], Beat]) -> None:

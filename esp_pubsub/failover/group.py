@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from .._news import News
@@ -24,7 +25,7 @@ from .following import Following
 from .line import Line
 from .membership import ACTIVITIES, RESIGNS, Activity, Event, Membership, Role
 from .roles import HandOver, Roles
-from .words import Beat, Word
+from .words import Beat, Challenge, Word
 
 _log = logging.getLogger("esp_pubsub.failover")
 
@@ -148,7 +149,18 @@ class Group:
                 await self._control.repeat(partial(self.membership.beat, self.membership.term, resigns=False))
             case "say standing by":
                 await self._control.mention(self.membership.standing_by)
+            case "challenge":
+                await self._challenge()
         self._news.tell()
+
+    async def _challenge(self) -> None:
+        """Look again and again whether the leader of an engine goes on, and say so if it does not."""
+        while self.membership.reach is not None:
+            await asyncio.sleep(self.membership.patience / 20)
+            if (said := self.membership.challenge(self._loop.time())) is not None:
+                _log.warning("the leader does not go on in its inputs: %s challenges it", self._name)
+                with suppress(BusUnavailable):
+                    await self._control.write(said)
 
     # what happens
 
@@ -174,6 +186,8 @@ class Group:
             membership = self.membership
             membership.hears(all_of_it=self._control.reading.is_set())
             membership.hear(said, self._loop.time())
+        elif isinstance(said, Challenge):
+            self.membership.hear_challenge(said, self._loop.time())
         self._changed()
         self._news.tell()
 

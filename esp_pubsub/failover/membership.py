@@ -5,7 +5,8 @@ In each state the runner does what ACTIVITIES names, and nothing else; where a t
 up its leadership in the election, so that others go first.
 
     standby      follows its lines on the bus, gives ids to its own blocks, keeps those past m, sends nothing
-    candidate    a standby that could go on where the bus stands, in every line; it campaigns
+    candidate    a standby that could go on where the bus stands, in every line; it campaigns. In an engine it also
+                 challenges a leader that does not go on in its inputs (course.py)
     elected      it won; before it sends, it reads each line to its present end, so that few duplicates are sent
     active       sends from m + 1 in each line, and says its position
     left         closed, or found out to differ; it never comes back
@@ -28,16 +29,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import Closed, EspError
+from .course import Course, Reach
 from .line import Line, Position
-from .words import Beat, Identity, Pulse, Setup, StandBy, differences
+from .words import Beat, Challenge, Identity, Pulse, Setup, StandBy, differences
 
 Role = Literal["standby", "candidate", "active", "left"]
 State = Literal["standby", "candidate", "elected", "active", "left"]
 Event = Literal[
-    "eligible", "ineligible", "elected", "won", "lost", "suspended", "stalled", "hindered", "synced", "handed over",
-    "leave"
+    "eligible", "ineligible", "elected", "won", "lost", "suspended", "stalled", "hindered", "challenged", "synced",
+    "handed over", "leave"
 ]  # fmt: skip
-Activity = Literal["follow", "campaign", "catch up", "watch", "send", "say position", "say standing by"]
+Activity = Literal["follow", "campaign", "catch up", "watch", "send", "say position", "say standing by", "challenge"]
 
 TABLE: dict[tuple[State, Event], State] = {
     ("standby", "eligible"): "candidate",
@@ -52,6 +54,7 @@ TABLE: dict[tuple[State, Event], State] = {
     ("active", "suspended"): "standby",
     ("active", "stalled"): "standby",
     ("active", "hindered"): "standby",
+    ("active", "challenged"): "standby",
     ("active", "ineligible"): "standby",
     ("active", "handed over"): "standby",
     ("standby", "leave"): "left",
@@ -63,12 +66,13 @@ RESIGNS: set[tuple[State, Event]] = {
     ("elected", "ineligible"),
     ("active", "stalled"),
     ("active", "hindered"),
+    ("active", "challenged"),
     ("active", "ineligible"),
     ("active", "handed over"),
 }
 ACTIVITIES: dict[State, tuple[Activity, ...]] = {
     "standby": ("follow", "say standing by"),
-    "candidate": ("follow", "campaign", "say standing by"),
+    "candidate": ("follow", "campaign", "say standing by", "challenge"),
     "elected": ("follow", "catch up", "watch"),
     "active": ("send", "watch", "say position"),
     "left": (),
@@ -76,7 +80,7 @@ ACTIVITIES: dict[State, tuple[Activity, ...]] = {
 
 CATCH_UP = 0.3  # seconds an elected member reads on before it sends: less is sent twice, but readers wait for it
 BEHIND = 0.5  # seconds a member may lack what the bus holds before it leaves the others alone
-LEADS_ON = 60.0  # seconds for which a hindered leader does not let others go first again: they were no better off
+LEADS_ON = 60.0  # seconds for which a leader that was hindered, or challenged, does not let others go first again
 _LOOK_EVERY = 0.05
 HEARD = 2.0  # seconds for which a leader that was heard counts as alive; the slowest one beats every second
 
@@ -120,6 +124,10 @@ class Membership:
         """What beats say of an engine; None for a publisher."""
         self.hindered_since: Callable[[], float | None] = _never
         """Since when this member cannot read what an engine reads, if it cannot."""
+        self.reach: Callable[[], Reach] | None = None
+        """How far a member of an engine is; None for a publisher."""
+        self._course = Course(patience)
+        self._challenged = False
         self._leads_on_until = -math.inf
         self._following = [False] * len(lines)
         self._hears = False  # the control topic was read to its end, and is being read
@@ -168,6 +176,22 @@ class Membership:
             self._conflict_until = -math.inf if said.resigns else now + HEARD
         if self._hears and not said.resigns:
             self._heard_other_at = now
+            if said.pulse is not None:
+                self._course.heard(said.term, (*said.pulse.places, said.pulse.taken), now)
+
+    def hear_challenge(self, said: Challenge, now: float) -> None:
+        """Somebody has read more than this member, if it leads."""
+        if self.state == "active" and (said.run, said.term) == (self.run, self.term) and now >= self._leads_on_until:
+            self._challenged = self._course.yields(said.read, now)
+
+    def challenge(self, now: float) -> Challenge | None:
+        """What a candidate says to a leader that does not go on. To be asked again and again."""
+        if self.reach is None or self.state != "candidate" or not self.eligible or not self.others_lead(now):
+            return None
+        reach = self.reach()
+        if not self._course.challenges(reach, now):
+            return None
+        return Challenge(self.identity, self.run, self._course.term, reach.read)
 
     def _hear_positions(self, said: Beat) -> None:
         for line, (_, settled, chain) in zip(self.lines, said.positions, strict=False):
@@ -263,6 +287,8 @@ class Membership:
         return "won" if ready and self.eligible else None
 
     def _due_active(self, now: float) -> Event | None:
+        if self.reach is not None:
+            self._course.moves(self.reach().taken, now)
         if self._ended is not None:
             return self._ended
         if self._is_on_bus(self._hand_over_at):
@@ -273,6 +299,8 @@ class Membership:
             return "ineligible"
         if self._stalls(now):
             return "stalled"
+        if self._challenged:
+            return "challenged"
         return "hindered" if self._is_hindered(now) else None
 
     def _is_hindered(self, now: float) -> bool:
@@ -325,6 +353,7 @@ class Membership:
             self.term, self._elected = self._elected or 0, None
             self._ended, self._caught_up = None, False
         elif event == "won":
+            self._course.begins()
             self._progress = [(line.m, now) for line in self.lines]
             self._sync_at = self._given()
             self._behind_since = None
@@ -334,7 +363,8 @@ class Membership:
             self._speaks = self._speaks and self.state == "active"
         if event == "handed over":
             self._hand_over_at = None
-        if event == "hindered":
+        self._challenged = False
+        if event in ("hindered", "challenged"):
             self._leads_on_until = now + LEADS_ON
         if before == self.role:
             return None

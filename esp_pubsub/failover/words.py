@@ -1,9 +1,10 @@
-"""What members of a group write to their control topic: beats, claims, and that they stand by. Pure: bytes to words and
-back.
+"""What members of a group write to their control topic: beats, claims, challenges, and that they stand by. Pure: bytes
+to words and back.
 
 A beat is the sign of life of a leader. It says what all members must have in common, who speaks, and how far each line
-is. A claim is the wish of a member to lead the next term of a log election (ballot.py). What members say of their setup
-in beats is compared by the others: members that are set up differently must not pass for one group.
+is. A claim is the wish of a member to lead the next term of a log election (ballot.py). A challenge says to an engine's
+leader that it does not go on (course.py). What members say of their setup in beats is compared by the others: members
+that are set up differently must not pass for one group.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, TypeVar
 
 from ..errors import BadFrame, ConfigError
-from ..wire.frame import BEAT, CLAIM, STANDBY, Sealed, parse
+from ..wire.frame import BEAT, CHALLENGE, CLAIM, STANDBY, Sealed, parse
 from ..wire.maps import read_map, seal_map
+from .course import Places
 from .line import Position
 
 _KINDS: dict[str, Any] = {"int": int, "str": str, "bool": bool, "int | None": int | None}
@@ -57,6 +59,8 @@ class Pulse(NamedTuple):
     """When a snapshot of its counted last, in microseconds since the epoch; 0 for none."""
     stops: bool = False
     """The leader says: all members are to stop here."""
+    places: tuple[int, ...] = ()
+    """Of each input the position after what was taken; 0 of a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +122,37 @@ class StandBy:
         return seal_map(STANDBY, values, source=source, run=self.run)
 
 
-Word = Beat | Claim | StandBy
-T = TypeVar("T", Identity, Beat, Claim, StandBy)
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """A standby of an engine has read its inputs up to here, and the leader of this term does not go on."""
+
+    identity: Identity
+    run: int
+    term: int
+    read: Places
+
+    def sealed(self, source: int) -> Sealed:
+        """As a frame of the control topic."""
+        values = {"identity": asdict(self.identity), "read": self.read}
+        return seal_map(CHALLENGE, values, source=source, run=self.run)
+
+
+Word = Beat | Claim | StandBy | Challenge
+T = TypeVar("T", Identity, Beat, Claim, StandBy, Challenge)
 
 
 def read_word(data: bytes) -> Word | None:
     """What a message of the control topic says; None for anything else, which has no voice there."""
     try:
         frame = parse(data)
-        if frame.kind not in (BEAT, CLAIM, STANDBY):
+        if frame.kind not in (BEAT, CLAIM, STANDBY, CHALLENGE):
             return None
         values = read_map(frame)
         identity = _sound(Identity(**values.pop("identity")))
         if frame.kind == CLAIM:
             return _sound(Claim(identity=identity, run=frame.run, term=frame.term, **values))
+        if frame.kind == CHALLENGE:
+            return Challenge(identity, frame.run, frame.term, _places(**values))
         positions = tuple(_position(*each) for each in values.pop("positions"))
         if frame.kind == STANDBY:
             pulse = _pulse(values.pop("pulse", None))
@@ -141,7 +162,7 @@ def read_word(data: bytes) -> Word | None:
             raise TypeError("not one position for each line")
         pulse = _pulse(values.pop("pulse", None))
         return _sound(Beat(setup, identity, frame.run, frame.term, positions=positions, pulse=pulse, **values))
-    except (BadFrame, TypeError, KeyError, AttributeError):
+    except (BadFrame, TypeError, ValueError, KeyError, AttributeError):
         return None
 
 
@@ -167,9 +188,16 @@ def _pulse(said: Any) -> Pulse | None:
     if said is None:
         return None
     pulse = Pulse(*said)
-    if not all(isinstance(each, int) and each >= 0 for each in pulse):
+    if not all(isinstance(each, int) and each >= 0 for each in pulse[:-1]):
         raise TypeError("a pulse is made of numbers")
-    return pulse
+    return pulse._replace(places=_places(pulse.places))
+
+
+def _places(read: Any) -> Places:
+    places = tuple(read)
+    if not all(isinstance(each, int) for each in places):
+        raise TypeError("places are numbers")
+    return places
 
 
 def _sound(said: T) -> T:

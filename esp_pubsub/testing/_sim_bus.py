@@ -69,6 +69,7 @@ class Broker:
         self.dead: set[str] = set()
         self.never_away: set[str] = set()  # whose queues are not durable, and who must miss nothing
         self.cut_until: dict[str, float] = {}
+        self.hung: set[tuple[str, str]] = set()  # processes and topics that they read, which bring nothing, silently
         self.topics_cut_until: dict[tuple[str, str, type], float] = {}
         self.topics: dict[str, Topic] = {}
         self.open: list[SimPipe | SimFeed] = []
@@ -128,6 +129,15 @@ class Broker:
         """BusUnavailable if this process can open no such thing on a topic."""
         if self.loop.time() < self.topics_cut_until.get((process, topic, what), 0.0):
             raise BusUnavailable(f"{topic} is cut off from {process}")
+
+    def hang_topic(self, process: str, topic: str, seconds: float) -> None:
+        """A process reads nothing of a topic for a while, and nothing says so."""
+        self.hung.add((process, topic))
+        self.loop.in_bus(seconds, self._go_on, process, topic)
+
+    def _go_on(self, process: str, topic: str) -> None:
+        self.hung.discard((process, topic))
+        self.tell_news()
 
     def kill(self, process: str) -> None:
         """A process is gone."""
@@ -341,6 +351,8 @@ class SimFeed:
         return self._take(min(max_messages, self._broker.loop.rng.randrange(1, 40)))
 
     def _has_some(self) -> bool:
+        if (self.process, self.name) in self._broker.hung:
+            return False
         if not self._topic.is_log:
             return bool(self._topic.queues[self._key].unread)
         return self.position < len(self._topic.log)

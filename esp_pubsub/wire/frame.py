@@ -43,7 +43,7 @@ HEADER = struct.Struct("<4s4xQQ8xIIBBHIQQQQ")  # term and sent-at are read when 
 CHAIN_AT, SEALED_AT = 36, 40
 BODY_AT = HEADER.size
 
-BLOCK, BEAT, CLAIM, REQUEST, REPLY, ENTRY, STANDBY = 1, 2, 3, 4, 5, 6, 7
+BLOCK, BEAT, CLAIM, REQUEST, REPLY, ENTRY, STANDBY, CHALLENGE = 1, 2, 3, 4, 5, 6, 7, 8
 NO_BODY, ROWS, ARROW, MAP = 0, 1, 2, 3
 TRANSACTIONAL, MARKED = 1, 2  # flags; MARKED: an Arrow body with opcode and flag columns in front
 WINDOW_FRAMES = 512

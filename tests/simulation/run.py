@@ -140,6 +140,7 @@ _BUS = ("stall", "slow")
 ENGINES = (
     "cut a line", "cut a line", "cut an input", "cut the order", "cut the order's reader", "cut a feeder", "close",
     "set the clock", "a long step", "kill all members", "kill all members", "tear a snapshot", "retention",
+    "hang an input",
 )  # fmt: skip
 
 
@@ -461,6 +462,8 @@ class Run:
                 self.offsets.add(self.clocks[member.name])
             case "cut a line":
                 self.broker.cut_topic(member.process, self.windows[one % len(self.windows)].topic, seconds)
+            case "hang an input":
+                self.broker.hang_topic(member.process, self.inputs[one % len(self.inputs)].topic, 3 * seconds)
             case "cut an input":
                 topic = self.inputs[one % len(self.inputs)].topic
                 self.broker.cut_topic(member.process, topic, seconds, SimFeed)

@@ -11,6 +11,7 @@ import pytest
 
 import esp_pubsub as esp
 from esp_pubsub.engine import written
+from esp_pubsub.failover.course import Course
 from esp_pubsub.testing._sim_bus import SimFeed, SimPipe
 from esp_pubsub.testing.faults import Faults
 from tests.integration.members import AlwaysLeads
@@ -157,3 +158,64 @@ def test_entries_that_are_read_back_need_no_confirmation() -> None:
                 await steps(engine, 2 * id)
 
     in_a_world(scene)
+
+
+@esp.model(inputs={"In": SCHEMA}, outputs={"Out": SCHEMA})
+def plain(window: str, block: esp.Block, out: esp.Out) -> None:
+    out.emit("Out", block)
+
+
+async def one_whose_reads_hang(world: World, order: Any) -> tuple[esp.Engine, esp.Engine]:
+    """A member that leads, and reads nothing of its input any more, which nothing tells it; and one that reads."""
+    source = await (await world.client("C")).publisher(INPUT, SCHEMA)
+    ours = await member(await world.client("A"), plain, order=order)
+    await until(lambda: ours.stats.role == "active")
+    theirs = await member(await world.client("B"), plain, order=order)
+    await until(lambda: theirs.stats.role == "candidate")
+    world.broker.hang_topic("A", source.topic, 600.0)
+    await source.inject([(1,)])
+    return ours, theirs
+
+
+@pytest.mark.parametrize("order", [None, "written"])
+def test_a_leader_whose_reads_hang_silently_lets_one_that_reads_go_first(order: Any) -> None:
+    async def scene(world: World) -> None:
+        ours, theirs = await one_whose_reads_hang(world, order)
+        async with asyncio.timeout(5):  # ten times `stall`
+            await until(lambda: theirs.stats.lines[0].on_bus == 1)
+        assert ours.stats.steps == 0
+        assert theirs.stats.role == "active"
+
+    in_a_world(scene)
+
+
+@pytest.mark.parametrize("order", [None, "written"])
+@pytest.mark.parametrize("mutant", ["no challenge", "no yielding"])
+def test_without_a_challenge_nobody_would_go_on(order: Any, mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This is the fault that the challenge is there for; a mutant of either half of it is caught by the test above."""
+    method = "challenges" if mutant == "no challenge" else "yields"
+    monkeypatch.setattr(Course, method, lambda *_: False)
+
+    async def scene(world: World) -> None:
+        _, theirs = await one_whose_reads_hang(world, order)
+        await asyncio.sleep(60)
+        assert theirs.stats.lines[0].on_bus == 0
+
+    in_a_world(scene)
+
+
+def test_a_standby_whose_reads_hang_challenges_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(world: World) -> None:
+        source = await (await world.client("C")).publisher(INPUT, SCHEMA)
+        ours = await member(await world.client("A"), plain)
+        await until(lambda: ours.stats.role == "active")
+        theirs = await member(await world.client("B"), plain)
+        await until(lambda: theirs.stats.role == "candidate")
+        world.broker.hang_topic("B", source.topic, 600.0)
+        for id in range(20):
+            await source.inject([(id,)])
+            await asyncio.sleep(0.5)
+        assert ours.stats.role == "active"
+
+    in_a_world(scene)
+    assert "challenges" not in caplog.text

@@ -11,8 +11,8 @@ from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Place
 from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.failover.control import Control
 from esp_pubsub.failover.line import Position
-from esp_pubsub.failover.words import Beat, Claim, Identity, Setup
-from esp_pubsub.wire.frame import BEAT, CLAIM, frames
+from esp_pubsub.failover.words import Beat, Challenge, Claim, Identity, Pulse, Setup, Word
+from esp_pubsub.wire.frame import BEAT, CHALLENGE, CLAIM, frames
 from esp_pubsub.wire.maps import seal_map
 from tests.unit.sender.scripted import until
 
@@ -64,8 +64,8 @@ def message(kind: int, values: dict[str, Any], position: int = 0) -> Message:
     return Message(position, frames([seal_map(kind, values, source=5, run=0)], 2, 0, 4)[0])
 
 
-async def heard(*messages: Message) -> list[Beat | Claim]:
-    said: list[Beat | Claim] = []
+async def heard(*messages: Message) -> list[Word]:
+    said: list[Word] = []
     control = Control(Log(*messages), "control", 5, 0, trouble=lambda error: None)  # type: ignore[arg-type]
     control.listen(said.append)
     running = asyncio.ensure_future(control.run())
@@ -102,6 +102,27 @@ async def test_what_is_not_of_the_types_of_a_beat_has_no_voice(wrong: dict[str, 
 async def test_what_is_not_of_the_types_of_a_claim_has_no_voice(wrong: dict[str, Any]) -> None:
     claim = {"identity": asdict(IDENTITY), "saw_nonce": 1, "saw_number": 2}
     assert await heard(message(CLAIM, claim | wrong), message(CLAIM, claim, 1)) == [Claim(IDENTITY, 0, 4, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"read": None}, {"read": ["7"]}, {"read": 7}, {"identity": []}, {"more": 1}], ids=str
+)
+async def test_what_is_not_of_the_types_of_a_challenge_has_no_voice(wrong: dict[str, Any]) -> None:
+    challenge = {"identity": asdict(IDENTITY), "read": [7, 0, 12]}
+    said = await heard(message(CHALLENGE, challenge | wrong), message(CHALLENGE, challenge, 1))
+    assert said == [Challenge(IDENTITY, 0, 4, (7, 0, 12))]
+
+
+@pytest.mark.parametrize(
+    "pulse",
+    [[1, 2], [1, 2, 3, [4]], [1, 2, 3, 4, 0, False, ["4"]], [1, -2, 3], [1, 2, 3, 4, 0, False, 5], [1] * 8],
+    ids=str,
+)
+async def test_what_is_no_pulse_makes_no_beat(pulse: list[Any]) -> None:
+    good = message(BEAT, SAID | {"pulse": [1, 2, 3, 4, 0, True, [5]]}, 1)
+    [beat] = await heard(message(BEAT, SAID | {"pulse": pulse}), good)
+    assert isinstance(beat, Beat)
+    assert beat.pulse == Pulse(1, 2, 3, 4, 0, True, (5,))
 
 
 async def test_once_the_topic_was_made_anew_its_new_end_is_all_there_is_to_know() -> None:

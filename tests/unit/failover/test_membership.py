@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from esp_pubsub.errors import Closed, ConfigError, InputDiffers, Stale
+from esp_pubsub.failover.course import Reach
 from esp_pubsub.failover.line import Line, Position
 from esp_pubsub.failover.membership import (
     ACTIVITIES,
@@ -27,7 +28,7 @@ from esp_pubsub.failover.membership import (
     diagram,
 )
 from esp_pubsub.failover.outbox import Outbox
-from esp_pubsub.failover.words import Beat, Identity, Setup
+from esp_pubsub.failover.words import Beat, Challenge, Identity, Pulse, Setup
 from esp_pubsub.wire.frame import BLOCK, ROWS, seal
 
 ROOT = Path(__file__).parents[3]
@@ -305,6 +306,46 @@ def test_an_active_member_that_cannot_read_its_input_lets_others_go_first_and_th
     assert one.due(now + LEADS_ON) == "hindered"
     one.hindered_since = lambda: None
     assert one.due(now + LEADS_ON) is None
+
+
+def challenge(*read: int, term: int = 3, run: int = 0) -> Challenge:
+    return Challenge(OTHER, run, term, read)
+
+
+def test_a_leader_that_is_challenged_and_has_not_moved_lets_others_go_first_and_then_leads_on() -> None:
+    one = active()
+    step(one, "synced")
+    one.reach = lambda: Reach((7, 0), (7, 0))
+    for now in (0.0, PATIENCE):
+        assert one.due(now) is None
+    one.hear_challenge(challenge(8, 0, term=2), PATIENCE)  # it was another leader's
+    one.hear_challenge(challenge(8, 0, run=1), PATIENCE)
+    one.hear_challenge(challenge(7, 0), PATIENCE)
+    assert one.due(PATIENCE) is None
+    one.hear_challenge(challenge(8, 0), PATIENCE)
+    assert one.due(PATIENCE) == "challenged"
+    assert ("active", "challenged") in RESIGNS
+    one.step("challenged", PATIENCE, 0.0)
+    for event in ("eligible", "elected", "won", "synced"):
+        one.elected(9)
+        one.step(event, PATIENCE, 0.0)
+    for now, due in ((PATIENCE + LEADS_ON - 1, None), (PATIENCE + LEADS_ON, "challenged")):
+        one.due(now - PATIENCE)
+        one.hear_challenge(challenge(8, 0, term=9), now)
+        assert one.due(now) == due
+
+
+def test_only_a_candidate_that_hears_a_leader_challenges_it() -> None:
+    one = member()
+    one.reach = lambda: Reach((8, 0), (8, 0))
+    one.hear(replace(beat(0, 0), pulse=Pulse(0, 0, 0, places=(7,))), 0.0)
+    assert one.challenge(PATIENCE) is None
+    step(one, "eligible")
+    assert one.challenge(PATIENCE) is None  # it is long since the leader was heard
+    one.hear(replace(beat(0, 0), pulse=Pulse(0, 0, 0, places=(7,))), PATIENCE)
+    assert one.challenge(PATIENCE) == Challenge(ME, 0, 1, (8, 0))
+    one.hear(replace(beat(1, 0), pulse=Pulse(0, 0, 0, places=(7,))), 2 * PATIENCE)
+    assert one.challenge(2 * PATIENCE) is None  # it could not go on where the bus is
 
 
 def test_an_active_member_asks_again_often_enough_to_see_a_stall() -> None:
