@@ -270,7 +270,7 @@ def engine(  # noqa: PLR0913
         case "switch" if to is None:
             raise typer.BadParameter("switch needs --to VERSION")
         case "switch":
-            run(lambda: engines.switch_version(at, str(to), run_number or 0))
+            run(lambda: engines.switch_version(at, str(to), run_number or 0, snapshots))
     if without:
         if not model.endswith(".xml"):
             raise typer.BadParameter("--without leaves windows out of a model.xml, and of nothing else")
@@ -321,6 +321,7 @@ def pass_over(
     url: Annotated[str, typer.Argument(metavar="URL", help="The engine's: dfESP://host:port/project/contquery")],
     step: Annotated[str, typer.Argument(metavar="STEP", help="SOURCE:RUN:ID or timer:TIME:KEY, as the error says.")],
     run_number: Annotated[int, typer.Option("--run", min=0, help="Of the engine.")] = 0,
+    snapshots: Annotated[Path | None, typer.Option(help="Of its members, where its order has lost entries.")] = None,
     bus: Bus = "embedded",
     config: Config = None,
     set_: Set = None,
@@ -331,7 +332,11 @@ def pass_over(
     """
     from . import engine as engines
 
-    run(lambda: engines.pass_step_over(engines.Place(url, {}, bus, config, settings(set_ or [])), step, run_number))
+    run(
+        lambda: engines.pass_step_over(
+            engines.Place(url, {}, bus, config, settings(set_ or [])), step, run_number, snapshots
+        )
+    )
 
 
 def _window(text: str) -> tuple[str, str]:

@@ -13,15 +13,18 @@ from typing import Any
 
 from .. import Client, ConfigError, Engine, EngineOptions, init
 from ..address import Address
+from ..bus import Bus
 from ..claims import find_schema
 from ..engine.loading import load_model
 from ..engine.model import declared
 from ..engine.opening import Windows, log_of
 from ..engine.order import Poisoned
-from ..engine.order_topic import find_block, order_topic, pass_over, switch
+from ..engine.order_topic import From, find_block, order_topic, pass_over, switch
+from ..engine.restoring import newest_place
 from ..events import PLAIN, Block
 from ..failover.accept import Accept
 from ..follower import read_to_end
+from ..publisher import source_number
 from ..requests import demand
 from ..testing import check_model
 from ..wire.frame import Frame
@@ -124,7 +127,15 @@ def _timed(found: Sequence[tuple[str, Block]]) -> Iterator[tuple[str, Block] | i
     yield now + _A_DAY
 
 
-async def pass_step_over(place: Place, named: str, run: int) -> None:
+async def _start(orders: Bus, place: Place, run: int, snapshots: Path | None) -> From | None:
+    """From where the order is read on, if not from its beginning."""
+    if snapshots is None:
+        return None
+    control = Address.parse(place.url).engine_control
+    return await newest_place(orders, order_topic(control, run), source_number(control), run, snapshots)
+
+
+async def pass_step_over(place: Place, named: str, run: int, snapshots: Path | None) -> None:
     """Write into the engine's order that this step is to be passed over."""
     try:
         step = Poisoned.parse(named)
@@ -137,7 +148,7 @@ async def pass_step_over(place: Place, named: str, run: int) -> None:
         orders, window = await log_of(client.bus), None
         if step.timer is None:
             window = await find_block(client.bus, orders, topic, run, step)
-        await pass_over(orders, topic, run, step)
+        await pass_over(orders, topic, run, step, await _start(orders, place, run, snapshots))
     seen = f"{step}, in {window}," if window else f"{step} (whether there is one cannot be seen from here)"
     say(f"written: {seen} is passed over by every member that fails on it. Start the members again")
 
@@ -174,11 +185,12 @@ async def show_status(place: Place) -> None:
     print(f"the snapshots that are kept need the inputs from {needed} on, and the order from {order:,} on")
 
 
-async def switch_version(place: Place, to: str, run: int) -> None:
+async def switch_version(place: Place, to: str, run: int, snapshots: Path | None) -> None:
     """Write into the engine's order that this version of the model is to run."""
     topic = order_topic(Address.parse(place.url).engine_control, run)
     async with init(place.bus, config=place.config, **place.keys) as client:
-        before = await switch(await log_of(client.bus), topic, run, to)
+        orders = await log_of(client.bus)
+        before = await switch(orders, topic, run, to, await _start(orders, place, run, snapshots))
     if before == to:
         say(f"version {to!r} runs already")
         return

@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from typing import NamedTuple
 
 from ..bus import Bus, Place
 from ..errors import BusRefused, BusUnavailable, InputLost, NotOffered
@@ -91,7 +92,7 @@ async def find_block(reads: Bus, orders: Bus, topic: str, run: int, block: Poiso
 
     BusRefused where there is no such engine, or none of its inputs has the block.
     """
-    _, began, _ = await _begun(orders, topic, run)
+    _, began, _ = await begun_on(orders, topic, run)
     all_seen = True
     for input in began.inputs:
         bounds = await reads.bounds(input.topic) if reads.capabilities.replay else None
@@ -114,19 +115,35 @@ async def _has(bus: Bus, topic: str, block: Poisoned) -> bool:
     return False
 
 
-async def pass_over(bus: Bus, topic: str, run: int, block: Poisoned) -> None:
-    """Write an entry that passes this step over, and read it back. `topic` is the order's.
+class From(NamedTuple):
+    """From where an order can be read on: where `order` stands, at the engine's time `now`."""
 
-    Raises BusRefused where there is no such engine, or its order has lost entries; BusUnavailable where others keep
-    writing in between.
+    order: Order
+    place: Place
+    now: int
+
+
+async def pass_over(bus: Bus, topic: str, run: int, block: Poisoned, start: From | None = None) -> None:
+    """Write an entry that passes this step over, and read it back. `topic` is the order's; `start` is of a snapshot.
+
+    Raises BusRefused where there is no such engine, or its order has lost what came after the start, or without one
+    after the beginning; BusUnavailable where others keep writing in between.
     """
-    await _say(bus, topic, run, lambda order, now: None if block in order.passed else Entry(now, (), (block,)))
+    await _say(bus, topic, run, start, lambda order, now: None if block in order.passed else Entry(now, (), (block,)))
 
 
-async def switch(bus: Bus, topic: str, run: int, to: str) -> str:
+async def switch(bus: Bus, topic: str, run: int, to: str, start: From | None = None) -> str:
     """Write an entry that switches to this version of the model, and read it back; returns the version that ran before,
     which is this one if there was nothing to write. Raises as `pass_over` does, and NotOffered for a derived order.
     """
+    _, began, _ = await begun_on(bus, topic, run)
+    if began.order != "written":
+        raise NotOffered(
+            "this engine takes the order of its one input, where a switch has no place: members step freely. Stop all "
+            "of them, and begin a new run from their last snapshot (--run, --repeat); or have a written order from the "
+            "beginning (--written-order)",
+            capability="switch",
+        )
     before = to
 
     def entry(order: Order, now: int) -> Entry | None:
@@ -136,31 +153,25 @@ async def switch(bus: Bus, topic: str, run: int, to: str) -> str:
         before = order.runs.name
         return Entry(now, (), (), to)
 
-    await _say(bus, topic, run, entry, written=True)
+    await _say(bus, topic, run, start, entry)
     return before
 
 
-async def _say(
-    bus: Bus, topic: str, run: int, entry: Callable[[Order, int], Entry | None], *, written: bool = False
-) -> None:
-    """Write the entry that is to follow all others, until one counts or there is none to write. `written`: it means
-    nothing in a derived order.
-    """
-    begun, began, chain = await _begun(bus, topic, run)
-    if written and began.order != "written":
-        raise NotOffered(
-            "this engine takes the order of its one input, where a switch has no place: members step freely. Stop all "
-            "of them, and begin a new run from their last snapshot (--run, --repeat); or have a written order from the "
-            "beginning (--written-order)",
-            capability="switch",
-        )
+async def _say(bus: Bus, topic: str, run: int, start: From | None, entry: Callable[[Order, int], Entry | None]) -> None:
+    """Write the entry that is to follow all others, until one counts or there is none to write."""
+    if start is None:
+        begun, began, chain = await begun_on(bus, topic, run)
+        start = From(Order(source_number(topic), run, 1, chain, Version(began.version)), begun.following, 0)
     bounds = await bus.bounds(topic)
-    if bounds.incarnation != begun.place.incarnation or begun.following.position < bounds.first:
-        raise BusRefused(f"{topic} has lost entries: it cannot be told which one comes next")
+    if bounds.incarnation != start.place.incarnation or start.place.position < bounds.first:
+        raise BusRefused(
+            f"{topic} has lost entries: it cannot be told which one comes next, unless by a snapshot: --snapshots DIR"
+        )
     proposal = None
     for _ in range(_TRIES):
-        order = Order(source_number(topic), run, 1, chain, Version(began.version))
-        now = await read_ahead(bus, topic, order, begun.following)
+        order = start.order.copy()
+        order.passed.update(start.order.passed)
+        now = max(start.now, await read_ahead(bus, topic, order, start.place))
         if (proposal is not None and order.counts(proposal)) or (following := entry(order, now)) is None:
             return
         proposal = order.propose(following, bus.capabilities.max_message_bytes)
@@ -168,7 +179,7 @@ async def _say(
     raise BusUnavailable(f"{topic}: no entry of ours came to count in {_TRIES} tries; try again", topic=topic)
 
 
-async def _begun(bus: Bus, topic: str, run: int) -> tuple[Begun, Beginning, int]:
+async def begun_on(bus: Bus, topic: str, run: int) -> tuple[Begun, Beginning, int]:
     """How the engine began, and the chain of that. BusRefused where there is none."""
     value = await retained_beginning(bus, topic)
     begun = None if value is None else Begun.decoded(value)

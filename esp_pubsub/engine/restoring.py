@@ -19,11 +19,12 @@ from typing import Any
 from ..bus import Bus, Message, Place
 from ..errors import BusUnavailable, InputLost, StateRefused
 from ..failover.line import Line
+from ..publisher import source_number
 from .beginning import Beginning
 from .inputs import NEW_RUN
 from .model import Model, calls_of
 from .order import Order, Span, Version
-from .order_topic import read_ahead
+from .order_topic import From, begun_on, read_ahead
 from .repeating import earlier
 from .snapshot import NotASnapshot, Snapshot, sources_of
 from .snapshots import Basis, Named, newest
@@ -235,6 +236,22 @@ class Restoring:
             return self.state.restored(parts)
         except Exception as e:  # noqa: BLE001  # a model's own restore() may raise anything
             raise NotASnapshot(f"its state cannot be restored: {e!r}") from None
+
+
+async def newest_place(orders: Bus, order_on: str, engine: int, run: int, directory: Path) -> From | None:
+    """Where the newest snapshot of a directory stands in a written order, if any does."""
+    begun, _, chain = await begun_on(orders, order_on, run)
+
+    async def use(_file: Path, snapshot: Snapshot, _parts: Sequence[Part]) -> From:
+        if snapshot.runs is None or snapshot.place == 1:
+            raise NotASnapshot("it does not say where it stands in a written order")
+        order = Order(source_number(order_on), run, snapshot.place, snapshot.chain, snapshot.runs)
+        order.passed.update(snapshot.passed)
+        if not await _stands(orders, order_on, Place(snapshot.position, snapshot.incarnation), order):
+            raise NotASnapshot(f"the entry at its place, {snapshot.place}, is no longer on {order_on}")
+        return From(order, Place(snapshot.position + 1, begun.place.incarnation), snapshot.now or 0)
+
+    return await newest(directory, Named(engine, run, source_number(order_on), chain, ""), use)
 
 
 async def _stands(bus: Bus, topic: str, place: Place, order: Order) -> bool:

@@ -14,6 +14,8 @@ import pytest
 import esp_pubsub as esp
 from esp_pubsub.engine.order import Poisoned
 from esp_pubsub.engine.order_topic import pass_over, switch
+from esp_pubsub.engine.restoring import newest_place
+from esp_pubsub.publisher import source_number
 from tests.integration.engines import URL, engine, feeding, leads, until
 
 ORDER = "local:5555/M/F/engine/p/q/order"
@@ -239,6 +241,26 @@ async def test_two_switches_in_a_row_are_one_to_the_last(bus_directory: Path, ke
         await feed(source, 21, 40)
         await until(lambda: two.stats.steps == 40)
         assert [count for _, _, count in await counts(bus_directory, "Counts", 40)] == [*range(1, 41)]
+
+
+async def test_an_order_of_which_retention_took_the_beginning_is_switched_by_a_snapshot(
+    bus_directory: Path, kept: Path
+) -> None:
+    async with feeding(bus_directory) as source, esp.init(dir=bus_directory, ring_records=20) as client:
+        options = esp.EngineOptions(**SETTINGS)
+        only = await client.engine(One(), URL, snapshots=kept, options=options)
+        for id in range(1, 61):
+            await feed(source, id, id)
+            await until(lambda id=id: only.stats.steps == id)
+        await only.persist()
+        with pytest.raises(esp.BusRefused, match="--snapshots"):
+            await say(bus_directory, "2")
+        start = await newest_place(client.bus, ORDER, source_number(ORDER.removesuffix("/order")), 0, kept)
+        assert await switch(client.bus, ORDER, 0, "2", start) == "1"
+        await ends(only)
+        two = await client.engine(Two(), URL, snapshots=kept, options=options)
+        assert two.stats.steps == 60
+        await two.aclose()
 
 
 async def test_a_switch_to_the_version_that_runs_writes_nothing(bus_directory: Path, kept: Path) -> None:
