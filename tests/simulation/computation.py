@@ -48,9 +48,11 @@ class Step(NamedTuple):
     window: str | None
     what: int | str
     now: int | None
+    version: str
+    """Of the model."""
 
     def __str__(self) -> str:
-        return f"{self.window or 'timer'} {self.what} at {self.now}"
+        return f"{self.window or 'timer'} {self.what} at {self.now} by version {self.version}"
 
 
 @dataclass
@@ -90,21 +92,27 @@ class Computation:
             perform(program.timers[len(key + other) % len(program.timers)], self.memory, (key,), out, OUTPUTS)
 
 
-def make_model(takes: Callable[[int, Step], None], inputs: Sequence[str], program: Program, *, timers: bool) -> Any:
-    """A model for one member. `takes` is called as each step begins, with the number of those before it."""
+def make_model(
+    takes: Callable[[int, Step], None], inputs: Sequence[str], program: Program, *, timers: bool, version: str = "1"
+) -> Any:
+    """A model for one member. `takes` is called as each step begins, with the number of those before it. All versions
+    compute the same.
+    """
 
-    @esp.model(inputs=dict.fromkeys(inputs, INPUT), outputs=dict.fromkeys(OUTPUTS, OUTPUT), version="1", timers=timers)
+    @esp.model(
+        inputs=dict.fromkeys(inputs, INPUT), outputs=dict.fromkeys(OUTPUTS, OUTPUT), version=version, timers=timers
+    )
     @dataclass
     class Model:
         computation: Computation = field(default_factory=Computation)
 
         def step(self, window: str, block: esp.Block, out: esp.Out) -> None:
             [row] = block.rows()
-            takes(self.computation.count, Step(window, block.id, out.now if timers else None))
+            takes(self.computation.count, Step(window, block.id, out.now if timers else None, version))
             self.computation.on_block(window, row, out, program, timers=timers)
 
         def timer(self, key: str, out: esp.Out) -> None:
-            takes(self.computation.count, Step(None, key, out.now))
+            takes(self.computation.count, Step(None, key, out.now, version))
             self.computation.on_timer(key, out, program)
 
     return Model()
@@ -192,7 +200,7 @@ class OneOrder:
         if self._has_timers or not self._scripts:
             return
         model = make_model(lambda at, step: None, list(self._scripts), self._program, timers=False)
-        steps = [(str(window), [self._scripts[str(window)][int(id) - 1]]) for window, id, _ in self.steps]
+        steps = [(str(window), [self._scripts[str(window)][int(id) - 1]]) for window, id, _, _ in self.steps]
         emitted = {
             window: [content_of(block) for block in blocks] for window, blocks in run_model(model, steps).items()
         }

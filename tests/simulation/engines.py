@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ from esp_pubsub.client import Client
 from esp_pubsub.engine.engine import Engine
 from esp_pubsub.engine.options import EngineOptions, LineStats
 from esp_pubsub.engine.snapshot import NotASnapshot, Snapshot, read
-from esp_pubsub.errors import EspError, InputLost
+from esp_pubsub.errors import EspError, InputLost, Switched
 from esp_pubsub.publisher import Publisher, PublisherOptions
 from esp_pubsub.sender import Sender
 
@@ -27,6 +28,7 @@ INPUT_WINDOWS = tuple(Window(at, f"{URL}/{name}", "in") for at, name in enumerat
 OUTPUT_WINDOWS = tuple(Window(at, f"{URL}/{name}", "out", OUTPUT) for at, name in enumerate(OUTPUTS))
 ORDER = "sim:5555/M/F/engine/project/query/order"
 LONG_STEP = 2.0
+_WAITS = 3.0  # seconds after which a user begins to think that the other version of the model runs
 
 
 class EngineProcess(MemberProcess):
@@ -36,22 +38,29 @@ class EngineProcess(MemberProcess):
         super().__init__(run, name, 0.0)
         self.engine: Engine | None = None
         self.takes_long = False
+        self.version = "1"
         self.claimed = [0] * len(run.windows)
 
     async def work(self, client: Client) -> None:
         """See `Process.work`."""
-        self.sent_most = [self.sent(at) for at in range(len(self.run.windows))]
-        self.engine, self.takes_long, self.claimed = None, False, [0] * len(self.run.windows)
-        engine = self.engine = await self.opened(lambda: self._open(client))
-        if self.run.plan.all_lead:
-            vars(vars(engine)["_group"]).update(_election=AlwaysLeads())
-        try:
-            await engine.wait()
-        except InputLost as lost:
-            if not self.run.has_trimmed:
-                raise
-            self.run.tell(f"{self.process} was too far behind what is kept: {lost}")
-            self.run.kill(self, 0.3)
+        ended = False
+        while not ended:
+            self.sent_most = [self.sent(at) for at in range(len(self.run.windows))]
+            self.engine, self.takes_long, self.claimed = None, False, [0] * len(self.run.windows)
+            try:
+                engine = self.engine = await self.opened(lambda: self._open(client))
+                if self.run.plan.all_lead:
+                    vars(vars(engine)["_group"]).update(_election=AlwaysLeads())
+                await engine.wait()
+                ended = True
+            except Switched as switched:  # its user has the other version, too
+                self.version = switched.version
+            except InputLost as lost:
+                if not self.run.has_trimmed:
+                    raise
+                self.run.tell(f"{self.process} was too far behind what is kept: {lost}")
+                self.run.kill(self, 0.3)
+                ended = True
 
     async def _open(self, client: Client) -> Engine:
         plan, inputs = self.run.plan, [window.name for window in self.run.inputs]
@@ -59,11 +68,14 @@ class EngineProcess(MemberProcess):
             buffer=plan.buffer, stall=STALL, close_timeout=0.5, order="written" if plan.written else None,
             snapshot_every=plan.snapshots or 60.0,
         )  # fmt: skip
-        model = make_model(self._takes, inputs, self.run.program, timers=plan.timers)
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with self.in_a_hurry(0.05):
+            model = make_model(self._takes, inputs, self.run.program, timers=plan.timers, version=self.version)
+            try:
+                async with asyncio.timeout(_WAITS if plan.snapshots else None), self.in_a_hurry(0.05) as hurry:
                     return await client.engine(model, URL, snapshots=self.run.snapshots, options=options)
+            except TimeoutError:
+                if not hurry.expired():  # it waits for a switch: perhaps the other version runs
+                    self.version = "21"["12".index(self.version)]
 
     def _takes(self, at: int, step: Step) -> None:
         if self.takes_long:

@@ -39,8 +39,13 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from esp_pubsub.engine import inputs, snapshots, written
+from esp_pubsub.engine.opening import log_of
+from esp_pubsub.engine.order_topic import switch
+from esp_pubsub.engine.restoring import newest_place
+from esp_pubsub.errors import EspError
 from esp_pubsub.failover import join
-from esp_pubsub.testing._sim_bus import Broker, SimFeed, SimPipe
+from esp_pubsub.publisher import source_number
+from esp_pubsub.testing._sim_bus import Broker, SimBus, SimFeed, SimPipe
 from esp_pubsub.testing._virtual import PROCESS, Stuck, VirtualLoop
 from tests.model.explorer import Broken
 from tests.model.judges import Standing
@@ -139,8 +144,8 @@ _SUBSCRIBERS = ("freeze a subscriber", "kill a subscriber", "cut a subscriber")
 _BUS = ("stall", "slow")
 ENGINES = (
     "cut a line", "cut a line", "cut an input", "cut the order", "cut the order's reader", "cut a feeder", "close",
-    "set the clock", "a long step", "kill all members", "kill all members", "tear a snapshot", "retention",
-    "hang an input",
+    "set the clock", "hang an input", "a long step", "kill all members", "kill all members", "tear a snapshot",
+    "retention",
 )  # fmt: skip
 
 
@@ -204,6 +209,8 @@ def of_engines(plan: Plan) -> Iterator[Accident]:
         yield Accident(
             rng.uniform(0.05, plan.calm_after), rng.choice(ENGINES), rng.randrange(6), rng.choice((0.3, 0.7, 1.2))
         )
+    for _ in range(rng.choice((0, 1, 1, 2, 4)) if plan.snapshots else 0):
+        yield Accident(rng.uniform(0.05, plan.calm_after), "switch", rng.randrange(6), 0.0)
 
 
 def _in_order(accidents: Iterable[Accident]) -> tuple[Accident, ...]:
@@ -416,6 +423,8 @@ class Run:
             self.broker.slow_until = self.loop.time() + seconds
         elif what == "hand over":
             member.hand_over()
+        elif what == "switch":
+            self.loop.spawn("operator", self._switch("12"[accident.who % 2]))
         elif "the input" in what:
             self._interrupt(accident)
         elif what in _OF_MEMBERS and isinstance(member, EngineProcess):
@@ -447,6 +456,14 @@ class Run:
             member.pause = accident.seconds
         else:
             member.stopped = member.stopped or sum(not other.stopped for other in self.members) > 1
+
+    async def _switch(self, to: str) -> None:
+        """Have another version of the model run, or the same one."""
+        assert self.snapshots is not None
+        with contextlib.suppress(EspError):
+            orders, engine = await log_of(SimBus(self.broker, "operator")), source_number(ORDER.removesuffix("/order"))
+            start = await newest_place(orders, ORDER, engine, 0, self.snapshots)
+            await switch(orders, ORDER, 0, to, start)
 
     def _happens_to_engine(self, member: EngineProcess, accident: Accident) -> None:
         one, seconds = accident.who // 2, accident.seconds

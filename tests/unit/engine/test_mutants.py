@@ -17,7 +17,7 @@ from esp_pubsub.bus import Message
 from esp_pubsub.engine import order_topic, snapshots, written
 from esp_pubsub.engine.beginning import Begun
 from esp_pubsub.engine.inputs import LogInput, Offer, QueueInput
-from esp_pubsub.engine.order import FIRST, LAST, Entry, Order, Proposal, _decode
+from esp_pubsub.engine.order import FIRST, LAST, Entry, Order, Proposal, Span, _decode
 from esp_pubsub.engine.snapshots import Named, Snapshots, Standing
 from esp_pubsub.engine.stepping import Stepping
 from esp_pubsub.engine.timers import Timers
@@ -170,7 +170,13 @@ def a_timer_that_was_cancelled_a_moment_ago_and_fires(patch: pytest.MonkeyPatch)
     patch.setattr(Timers, "take", lambda self, key: True)
 
 
-# snapshots
+# switches and snapshots
+
+
+@caught(snapshots=0.05, written=True, retention=False)
+def a_member_that_steps_on_beyond_a_switch(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Span, "check", lambda self, order: None)
+
 
 RESTARTS: dict[str, Any] = {"snapshots": 0.05, "blocks": 40, "retention": False}
 
