@@ -324,7 +324,8 @@ class Client:
         snapshot in it, and reads its input from there on.
 
         Awaiting it raises what `publisher` does, NotOffered on a bus without a log, and BeginningDiffers if the engine
-        began otherwise.
+        began otherwise. A member of another version of the model, with `snapshots`, waits until the engine switches to
+        it (`esp engine switch`). Switched: its version is over.
         """
         self._check()
         check_type("options", options, EngineOptions, "esp.EngineOptions(buffer=1000)")

@@ -33,7 +33,7 @@ class Setup:
     beginning: int = 0
     """Of an engine: the chain of its beginning (engine/beginning.py)."""
     since: int = 0
-    """Of an engine with a written order: the entry from which on the version runs that its members have."""
+    """Of an engine: the entry of its order from which on the version runs that its members have."""
 
 
 @dataclass(frozen=True, slots=True)
