@@ -61,13 +61,27 @@ rows = st.tuples(
     st.sampled_from(["IBM", "SAS", None]),
     prices,
     st.one_of(st.integers(-3, 9), st.none()),
-    st.one_of(st.integers(0, 20).map(lambda each: each * SECOND), st.none()),
-)
-OPCODES = [esp.Opcode.INSERT, esp.Opcode.UPDATE, esp.Opcode.DELETE, esp.Opcode.UPSERT, esp.Opcode.SAFEDELETE]
+    st.one_of(st.sampled_from([0, 1, 1, 2, 3, -2, -7]), st.none()),
+)  # the last is how many seconds it is later than the one before; see `stamped`
+OPCODES = [esp.Opcode.INSERT, esp.Opcode.UPDATE, esp.Opcode.DELETE, *[esp.Opcode.UPSERT] * 3, esp.Opcode.SAFEDELETE]
 events = st.tuples(st.sampled_from(OPCODES), rows)
 blocks = st.lists(events, min_size=1, max_size=6)
 inserts = st.lists(rows.map(lambda row: (esp.Opcode.INSERT, row)), min_size=1, max_size=6)
 times = st.integers(1, 4)
+
+
+def stamped(script: list[Any]) -> list[Any]:
+    """The same events with stamps, which mostly grow."""
+    at, found = 20, []
+    for each in script:
+        if isinstance(each, int):
+            found.append(each)
+            continue
+        found.append([])
+        for opcode, (*values, later) in each:
+            at += later or 0
+            found[-1].append((opcode, (*values, None if later is None else at * SECOND)))
+    return found
 
 
 class View:
@@ -155,7 +169,7 @@ def fed(source: naive.Source, each: Any) -> list[tuple[Any, Any]]:
     return [change for change in changes.values() if change != (None, None)]
 
 
-@given(st.lists(blocks, max_size=12))
+@given(st.lists(blocks, max_size=12).map(stamped))
 def test_an_aggregate_of_a_keyed_source_is_what_all_its_rows_give(script: list[Any]) -> None:
     source = naive.Source()
 
@@ -171,7 +185,7 @@ def test_an_aggregate_of_a_keyed_source_is_what_all_its_rows_give(script: list[A
 
 
 @pytest.mark.parametrize("retention", RETENTIONS, ids=lambda each: f"{each.kind} {each.by} {each.field or ''}")
-@given(st.lists(st.one_of(blocks, times), max_size=14))
+@given(st.lists(st.one_of(blocks, times), max_size=14).map(stamped))
 def test_a_copy_holds_what_its_retention_says(retention: Retention, script: list[Any]) -> None:
     source = naive.Source()
     copy = naive.Retained(retention.kind, retention.by, retention.amount, 4 if retention.field else None)
@@ -231,7 +245,7 @@ def test_a_copy_of_inserts_in_order_takes_them_at_once_and_holds_the_same(
 
 
 @pytest.mark.parametrize("retention", RETENTIONS, ids=lambda each: f"{each.kind} {each.by} {each.field or ''}")
-@given(st.lists(st.one_of(inserts, times), max_size=14))
+@given(st.lists(st.one_of(inserts, times), max_size=14).map(stamped))
 def test_a_copy_rejects_inserts_of_keys_that_it_holds(retention: Retention, script: list[Any]) -> None:
     copy = naive.Retained(retention.kind, retention.by, retention.amount, 4 if retention.field else None)
 
@@ -257,7 +271,7 @@ def test_a_copy_rejects_inserts_of_keys_that_it_holds(retention: Retention, scri
     )
 
 
-@given(st.lists(inserts, max_size=10))
+@given(st.lists(inserts, max_size=10).map(stamped))
 def test_an_aggregate_of_inserts_alone_keeps_little_and_gives_the_same(script: list[Any]) -> None:
     rows: dict[int, Any] = {}
 
@@ -277,7 +291,7 @@ def test_an_aggregate_of_inserts_alone_keeps_little_and_gives_the_same(script: l
     )
 
 
-@given(st.lists(blocks, max_size=12))
+@given(st.lists(blocks, max_size=12).map(stamped))
 def test_a_filter_has_the_rows_that_meet_its_condition(script: list[Any]) -> None:
     source = naive.Source()
 
@@ -296,7 +310,7 @@ def test_a_filter_has_the_rows_that_meet_its_condition(script: list[Any]) -> Non
     )
 
 
-@given(st.lists(blocks, max_size=12))
+@given(st.lists(blocks, max_size=12).map(stamped))
 def test_a_compute_has_a_row_for_each_row(script: list[Any]) -> None:
     source = naive.Source()
 
