@@ -49,6 +49,7 @@ from .errors import (
 from .events import Block, Event, EventFlag, Opcode
 from .failover.membership import RoleChange
 from .failover.options import Failover
+from .groups import GroupLag
 from .handling import OnError, dead_letter, handle, retry
 from .lib import init, set_pubsub_lib, shutdown
 from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats, Resume
@@ -89,6 +90,7 @@ __all__ = [
     "Failover",
     "Field",
     "FieldType",
+    "GroupLag",
     "HandlerFailed",
     "InputDiffers",
     "InputLost",

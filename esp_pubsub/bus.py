@@ -86,6 +86,8 @@ class Capabilities:
     """Without `groups`: feeds may have a group, whose queue is gone a minute after its last reader, with what it
     holds. An engine reads such a queue; nobody else is offered it.
     """
+    shows_groups: bool = False
+    """The bus is also a `Groups`."""
     replays_with: str = ""
     """Without `replay`: the setting with which this bus has it, for those who are refused."""
 
@@ -297,6 +299,25 @@ class Catalog(Protocol):
 
     async def purge(self, topic: str) -> None:
         """Empty a topic. Its readers get a Break with `incarnation`; positions are not used again."""
+
+
+class GroupState(NamedTuple):
+    """What a bus knows of a group."""
+
+    name: str
+    position: int | None
+    """Where its next reader begins; None: nothing is confirmed."""
+    reader: str
+    """Who reads for it now, for people; empty: nobody."""
+    since: float | None
+    """Since when, in seconds since 1970, where that is known."""
+
+
+class Groups(Protocol):
+    """A role that a bus with a log may also have: what groups there are."""
+
+    async def group_states(self, topic: str) -> Sequence[GroupState]:
+        """The groups of a topic that have confirmed something there, or that somebody reads for."""
 
 
 class Logs(Protocol):

@@ -32,6 +32,7 @@ from .failover.line import Line
 from .failover.options import Failover
 from .failover.outbox import Outbox
 from .failover.words import Setup
+from .groups import GroupLag, group_lags
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Delivery, Publisher, PublisherOptions, Resume, Window, sequence_name, source_number
 from .registry import driver
@@ -427,6 +428,12 @@ class Client:
 
     async def _demand(self, url: str, asked: dict[str, Any], timeout: float) -> dict[str, Any]:
         return await demand(self.requests(), Address.parse(url).engine_requests, asked, timeout)
+
+    async def groups(self, url: str, *, side: Side | None = None) -> list[GroupLag]:
+        """The groups that read a window: how far each is, how far behind the end, and who reads for it. `side` is `out`
+        unless the URL or this argument says otherwise. NotOffered on a bus that cannot say.
+        """
+        return await group_lags(self.bus, self._window(url, side, "out")[1])
 
     def requests(self) -> Requests:
         """The bus's questions and answers. NotOffered where it has none."""

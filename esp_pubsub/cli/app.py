@@ -418,6 +418,17 @@ def top(
 
 
 @app.command(epilog=EXIT_CODES)
+def groups(
+    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="This window alone.")] = None,
+    bus: Bus = "embedded",
+    config: Config = None,
+    set_: Set = None,
+) -> None:
+    """List the groups that read: how far behind each is, in messages and in time, and who reads for it since when."""
+    run(lambda: look.groups(url, bus, config, settings(set_ or [])))
+
+
+@app.command(epilog=EXIT_CODES)
 def replay(
     url: Annotated[str, typer.Argument(metavar="URL", help="A window of dead letters.")],
     to: Annotated[str | None, typer.Option(metavar="URL", help="Else each block goes where it came from.")] = None,

@@ -1,4 +1,4 @@
-"""What stands on a bus: `esp topics`, `esp tail`, `esp replay`, `esp purge`, `esp schema`."""
+"""What stands on a bus: `esp topics`, `esp tail`, `esp groups`, `esp replay`, `esp purge`, `esp schema`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ..bus import Break, Bus, Message, Start
 from ..events import PLAIN
 from ..failover.accept import Accept, Dropped, Outcome
 from ..follower import Follower
+from ..groups import group_lags
 from ..notices import BadMessage, Joined, Missed
 from ..records import moment
 from ..retained import has_schema, retained_schema
@@ -182,6 +183,25 @@ async def _topic(client: Client, address: Address, side: Side | None, known: Seq
     if len(found) > 1:
         raise EspError(f"there is more than one topic of {address}: pass --side in or out")
     return found[0] if found else None
+
+
+async def groups(url: str | None, bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
+    """One line for each group of a window, or of every window."""
+    async with init(bus, config=config, **keys) as client:
+        if url is None:
+            topics = [name for name in await client.catalog().topics() if name.endswith(("/I", "/O"))]
+        else:
+            address = Address.parse(url)
+            sides = _sides(address.options.side)
+            topics = [each for side in sides if await is_published_to(client.bus, each := address.topic(side))]
+        found = [lag for topic in topics for lag in await group_lags(client.bus, topic)]
+        if not found:
+            return say("no group reads there")
+        print(f"{'behind':>12} {'for':>9}  {'position':>12}  {'reader':<16}  {'since (UTC)':<19}  group on topic")
+        for lag in found:
+            since = "" if lag.since is None else f"{lag.since:%Y-%m-%d %H:%M:%S}"
+            print(f"{lag.behind:>12,} {lag.seconds:>7,.0f} s  {lag.position:>12,}  {lag.reader or 'nobody':<16}  "
+                  f"{since:<19}  {lag.name} on {lag.topic}")  # fmt: skip
 
 
 async def replay(

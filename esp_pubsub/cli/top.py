@@ -27,6 +27,7 @@ from ..failover.ballot import Ballot
 from ..failover.line import Position
 from ..failover.words import Challenge, Claim, Pulse, StandBy, read_word
 from ..follower import Follower, before_end
+from ..groups import group_lags
 from ..records import moment
 from ..wire.frame import BLOCK, Frame, parse
 from .look import is_published_to
@@ -343,7 +344,8 @@ class Top:
     async def _picture(self) -> Group:
         now, before = time.monotonic(), self._pictured_at
         self._pictured_at = now
-        topics = _table("topic", ">held", ">blocks/s", ">events/s", ">MB/s", ">publishers", ">last id", ">run", ">sent")
+        topics = _table("topic", ">held", ">blocks/s", ">events/s", ">MB/s", ">publishers", ">last id", ">run", ">sent",
+                        ">behind")  # fmt: skip
         groups = _table("group", ">run", "election", "member", "role", ">term", ">given", ">on bus", ">waiting",
                         ">heard")  # fmt: skip
         engines = _table("engine", "member", "role", ">steps", "output windows", ">last snapshot")
@@ -352,7 +354,7 @@ class Top:
         shown = {name for name, seen in self._seen.items() if isinstance(seen, Topic)}
         for name, seen in sorted(self._seen.items()):
             if isinstance(seen, Topic):
-                topics.add_row(*seen.row(name, await self._held(name), now - before))
+                topics.add_row(*seen.row(name, await self._held(name), now - before), await self._behind_most(name))
             elif seen.topic in shown or not self._windows:
                 for row in seen.rows():
                     groups.add_row(*row)
@@ -378,6 +380,17 @@ class Top:
         except (BusError, TimeoutError):
             return ""
         return f"{found.end - found.first:,}"
+
+    async def _behind_most(self, name: str) -> str:
+        """How many messages the group has to read yet that has most."""
+        if not self._bus.capabilities.shows_groups or name in self._troubles:
+            return ""
+        try:
+            async with asyncio.timeout(_PAUSE):
+                lags = await group_lags(self._bus, name)
+        except (BusError, TimeoutError):
+            return ""
+        return f"{max(lag.behind for lag in lags):,}" if lags else ""
 
 
 def _table(*columns: str) -> Table:

@@ -27,6 +27,8 @@ from esp_pubsub.bus import (
     Election,
     Elections,
     Feed,
+    Groups,
+    GroupState,
     Message,
     Pipe,
     Place,
@@ -256,6 +258,10 @@ class Faults(Trouble):
     async def end(self, process: str) -> bool:
         """See `Deaths.end`."""
         return await cast(Deaths, self.inner).end(process)
+
+    async def group_states(self, topic: str) -> Sequence[GroupState]:
+        """See `Groups.group_states`."""
+        return await self._trouble.link.carry(lambda: cast(Groups, self.inner).group_states(topic))
 
     async def topics(self) -> Sequence[str]:
         """See `Catalog.topics`."""

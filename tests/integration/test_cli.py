@@ -471,6 +471,19 @@ def test_tail_of_a_misspelt_window_names_the_nearest_one(cli: Cli, tmp_path: Pat
     assert f"pass --side in or out; did you mean {URL}?" in cli.run("tail", wrong, "--follow", code=1)[1]
 
 
+def test_groups_are_listed_with_how_far_behind_they_are(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text(text(1, 30))
+    cli.run("pub", URL, SCHEMA, feed, "--block-size", 10)
+    assert "no group reads there" in cli.run("groups")[1]
+    cli.run("sub", URL, tmp_path / "out.csv", "--side", "in", "--group", "billing", "--max-events", 10)
+    for arguments in ((), (URL,)):
+        head, row = cli.run("groups", *arguments)[0].splitlines()
+        assert head.split()[0] == "behind" and row.split()[0] == "2"
+        assert row.endswith("billing on cli:5555/market/cq/Trades/I") and "nobody" in row
+    assert cli.run("top", "--once")[0].splitlines()[1].split()[-1] == "2"
+
+
 def test_a_wrong_schema_is_shown_and_forgotten(cli: Cli, tmp_path: Path) -> None:
     feed, wrong = tmp_path / "feed.csv", "id*:int32,symbol:string,price:double"
     feed.write_text(text(1, 2))

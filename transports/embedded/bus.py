@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import threading
 import time
@@ -21,7 +22,7 @@ from weakref import WeakSet
 
 import lmdb
 
-from esp_pubsub.bus import Bounds, Break, Capabilities, Message, Place, Run, Start
+from esp_pubsub.bus import Bounds, Break, Capabilities, GroupState, Message, Place, Run, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, NoAnswer
 
 from . import log, meta, processes
@@ -34,12 +35,13 @@ from .store import Store, close_store, open_store
 
 T = TypeVar("T")
 
+_log = logging.getLogger("esp_pubsub.embedded")
 _META_MAP = 1 << 30
 _JUST = 0.1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CAPABILITIES = Capabilities(
     suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=True, catalog=True,
-    max_message_bytes=LARGEST, deaths=True,
+    max_message_bytes=LARGEST, deaths=True, shows_groups=True,
 )  # fmt: skip
 
 
@@ -151,6 +153,17 @@ class EmbeddedBus:
     async def change_meta(self, function: Callable[[lmdb.Transaction], T]) -> T:
         """A write to the meta environment."""
         return await self.meta.write(function, self.options.deadline)
+
+    async def group_states(self, topic: str) -> Sequence[GroupState]:
+        """See `Groups.group_states`."""
+        store = await self.topic(topic)
+        now = store.read(log.info)
+        states = []
+        for record in self.meta.read(lambda t: meta.groups(t, topic)):
+            reader = reader_of(record)
+            position = record.position if now is not None and record.incarnation == now.incarnation else None
+            states.append(GroupState(record.name, position, reader, record.since if reader else None))
+        return states
 
     async def pipe(self, topic: str) -> EmbeddedPipe:
         """See `Bus.pipe`."""
@@ -418,6 +431,7 @@ class EmbeddedFeed:
 
     async def _take_group(self, group: str, lease: float) -> None:
         bell = self._group_bell = self._bus.bells.watch(self._bus.meta.bell)
+        told = False
         try:
             while True:
                 self._check_open()
@@ -429,6 +443,12 @@ class EmbeddedFeed:
                     )
                 if record.holder == self._holder:
                     return self._resume(record)
+                if not told:
+                    told = True
+                    _log.info(
+                        "a reader of group %s on %s waits: %s reads for it", group, self._topic, reader_of(record),
+                        extra={"esp_topic": self._topic, "esp_group": group},
+                    )  # fmt: skip
                 await _until_free(record, bell)
         finally:
             self._bus.bells.unwatch(self._bus.meta.bell, bell)
@@ -518,6 +538,14 @@ def _info(topic: str, transaction: lmdb.Transaction) -> log.Info:
 
 def _made_anew() -> Break:
     return Break("the topic was emptied or made anew", None, incarnation=True)
+
+
+def reader_of(record: meta.Group) -> str:
+    """Who reads for a group, for people; empty if nobody does."""
+    if meta.is_free(record):
+        return ""
+    pid = processes.number(record.process)
+    return "a process of another machine or container" if pid is None else f"process {pid}"
 
 
 async def _until_free(record: meta.Group, bell: asyncio.Event) -> None:

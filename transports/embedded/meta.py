@@ -117,6 +117,10 @@ class Group(NamedTuple):
     state: bytes | None
     lease: float = 0.0
     mark: int | None = None
+    since: float = 0.0
+    """When its reader took it, by the wall clock."""
+    topic: str = ""
+    name: str = ""
 
 
 _NOBODY = Group(0, "", "", 0.0, 0, None, None)
@@ -128,7 +132,14 @@ def group(transaction: lmdb.Transaction, topic: str, name: str) -> Group:
     return _NOBODY if value is None else Group(*msgpack.unpackb(value, use_list=False))
 
 
+def groups(transaction: lmdb.Transaction, topic: str) -> list[Group]:
+    """All groups of a topic."""
+    found = [Group(*msgpack.unpackb(value, use_list=False)) for _, value in _prefixed(transaction, _GROUP)]
+    return [record for record in found if record.topic == topic]
+
+
 def _put_group(transaction: lmdb.Transaction, topic: str, name: str, record: Group) -> Group:
+    record = record._replace(topic=topic, name=name)
     transaction.put(_key(_GROUP, topic, name), msgpack.packb(tuple(record)))
     return record
 
@@ -153,6 +164,7 @@ def acquire(transaction: lmdb.Transaction, topic: str, name: str, holder: str, l
         process=name_of_process(),
         deadline=boot_time() + lease,
         lease=lease,
+        since=time.time(),
     )
     return _put_group(transaction, topic, name, taken)
 

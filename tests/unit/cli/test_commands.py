@@ -32,6 +32,7 @@ COMMANDS = [
     "topics",
     "tail",
     "top",
+    "groups",
     "replay",
     "purge",
     "doctor",
