@@ -51,6 +51,7 @@ from .failover.membership import RoleChange
 from .failover.options import Failover
 from .groups import GroupLag
 from .handling import OnError, dead_letter, handle, retry
+from .health import Health
 from .lib import init, set_pubsub_lib, shutdown
 from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats, Resume
 from .requests import Answer
@@ -92,6 +93,7 @@ __all__ = [
     "FieldType",
     "GroupLag",
     "HandlerFailed",
+    "Health",
     "InputDiffers",
     "InputLost",
     "Key",

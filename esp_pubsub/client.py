@@ -33,6 +33,7 @@ from .failover.options import Failover
 from .failover.outbox import Outbox
 from .failover.words import Setup
 from .groups import GroupLag, group_lags
+from .health import Health, health
 from .notices import Failure, Joined, NewRun, Notice, Reconnected
 from .publisher import Delivery, Publisher, PublisherOptions, Resume, Window, sequence_name, source_number
 from .registry import driver
@@ -434,6 +435,13 @@ class Client:
         unless the URL or this argument says otherwise. NotOffered on a bus that cannot say.
         """
         return await group_lags(self.bus, self._window(url, side, "out")[1])
+
+    async def health(self, timeout: float = 2.0) -> Health:
+        """Whether the bus answers within `timeout` seconds, and how publishers and readers are. True if all is well; it
+        raises nothing that the bus does.
+        """
+        self._check()
+        return await health(self.bus, self._open, timeout)
 
     def requests(self) -> Requests:
         """The bus's questions and answers. NotOffered where it has none."""

@@ -494,6 +494,11 @@ class Publisher:
             return plain
         return replace(plain, role=group.role, term=group.membership.term, last_switch=group.roles.last)
 
+    @property
+    def failure(self) -> Exception | None:
+        """What ended it for good; None while it is at work, or was closed."""
+        return self._failure
+
     def _check(self) -> None:
         self._home.check()
         if self._closing:

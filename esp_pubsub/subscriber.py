@@ -314,6 +314,11 @@ class Subscriber:
         await old.aclose()
 
     @property
+    def last(self) -> Block | None:
+        """The block that it gave out last."""
+        return self._last
+
+    @property
     def stats(self) -> SubscriberStats:
         """What was delivered, dropped and missed so far."""
         counts = SubscriberStats(**self._inbox.counts)

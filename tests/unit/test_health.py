@@ -1,0 +1,54 @@
+"""A client says whether it is well."""
+
+import json
+
+import pytest
+
+import esp_pubsub as esp
+from tests.unit.workbench import ROW, TOPIC, TRADES, Bench, outcome
+
+
+async def test_a_client_at_work_is_well_and_says_what_it_has_open(bench: Bench) -> None:
+    async with await bench.publisher() as pub, await bench.subscriber(group="g", schema=TRADES) as sub:
+        await (await pub.inject([ROW]))
+        assert (await bench.client.health()).readers[0].age is None
+        await anext(sub)
+        health = await bench.client.health()
+    assert health and health.flushed
+    [publisher], [reader] = health.publishers, health.readers
+    assert (publisher.topic, publisher.role, publisher.waiting, publisher.failure) == (TOPIC, "active", 0, "")
+    assert (reader.topic, reader.group) == (TOPIC, "g") and reader.age is not None and 0 <= reader.age < 300
+    assert json.loads(json.dumps(health.as_dict()))["ok"] is True
+
+
+async def test_blocks_that_wait_are_counted_and_are_no_illness(bench: Bench) -> None:
+    async with await bench.publisher() as pub:
+        bench.faults.hang("confirmed")
+        await pub.inject([ROW])
+        await pub.inject([ROW])
+        health = await bench.client.health()
+        assert health and not health.flushed and health.publishers[0].waiting == 2
+        bench.faults.heal()
+
+
+async def test_a_publisher_that_failed_for_good_is_named(bench: Bench) -> None:
+    pub = await bench.publisher()
+    bench.faults.refuse(1, error=esp.BusRefused("go away"))
+    await outcome(await pub.inject([ROW]))
+    health = await bench.client.health()
+    assert not health and health.publishers[0].failure == "BusRefused: go away"
+    with pytest.raises(esp.BusRefused):
+        await pub.aclose()
+
+
+@pytest.mark.parametrize("how", ["lost", "silent"])
+async def test_a_bus_that_does_not_answer_is_named_in_time(bench: Bench, how: str) -> None:
+    if how == "lost":
+        bench.faults.lose_link()
+    else:
+        bench.faults.hang("retained")
+    health = await bench.client.health(timeout=0.01)
+    assert not health and health.bus == ("the link is lost (injected)" if how == "lost" else "no answer within 0.01 s")
+    bench.faults.restore()
+    bench.faults.heal()
+    assert await bench.client.health()
