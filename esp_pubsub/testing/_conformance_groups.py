@@ -319,7 +319,7 @@ async def readers_that_die_in_a_row(t: Trial) -> None:
         await t.write_to(topic, new)
         left += new
         found = await t.expect(feed, left[:reads], max_messages=1, again=again)
-        again = [] if t.capabilities.replay else left[:confirms]
+        again += [] if t.capabilities.replay else left[:confirms]
         if confirms:
             state = b"%d" % turn
             await _confirm(t, feed, found[confirms - 1], state)
