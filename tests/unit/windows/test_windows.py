@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import esp_pubsub as esp
@@ -169,6 +170,7 @@ def fed(source: naive.Source, each: Any) -> list[tuple[Any, Any]]:
     return [change for change in changes.values() if change != (None, None)]
 
 
+@settings(max_examples=40)
 @given(st.lists(blocks, max_size=12).map(stamped))
 def test_an_aggregate_of_a_keyed_source_is_what_all_its_rows_give(script: list[Any]) -> None:
     source = naive.Source()
@@ -185,6 +187,7 @@ def test_an_aggregate_of_a_keyed_source_is_what_all_its_rows_give(script: list[A
 
 
 @pytest.mark.parametrize("retention", RETENTIONS, ids=lambda each: f"{each.kind} {each.by} {each.field or ''}")
+@settings(max_examples=40)
 @given(st.lists(st.one_of(blocks, times), max_size=14).map(stamped))
 def test_a_copy_holds_what_its_retention_says(retention: Retention, script: list[Any]) -> None:
     source = naive.Source()
@@ -208,6 +211,41 @@ def test_a_copy_holds_what_its_retention_says(retention: Retention, script: list
 
 
 @pytest.mark.parametrize("retention", RETENTIONS, ids=lambda each: f"{each.kind} {each.by} {each.field or ''}")
+def test_a_copy_holds_what_its_retention_says_for_long(retention: Retention) -> None:
+    dice = random.Random(7)
+    script: list[Any] = []
+    for _ in range(250):
+        if dice.random() < 0.2:
+            script.append(dice.randrange(1, 3))
+            continue
+        script.append([])
+        for _ in range(dice.randrange(1, 4)):
+            values = (dice.randrange(12), dice.choice(["IBM", "SAS"]), dice.randrange(40) / 4, dice.randrange(9))
+            later = dice.choice([0, 0, 0, 1, 1, 2, -1, -2, -3])
+            script[-1].append((dice.choice(OPCODES), (*values, later)))
+    script = stamped(script)
+    source = naive.Source()
+    copy = naive.Retained(retention.kind, retention.by, retention.amount, 4 if retention.field else None)
+
+    def expected(each: Any, now: int) -> dict[str, Any]:
+        for old, new in fed(source, each):
+            copy.take(old, new, now)
+        if isinstance(each, int) and retention.timed:
+            copy.tick(now)
+        return {"Held": copy.rows, "Totals": naive.aggregated(copy.rows)}
+
+    check(
+        lambda: Project(
+            {"Trades": Source(TRADE), "Held": Copy(retention=retention), "Totals": Aggregate(TOTALS, FUNCTIONS)},
+            [("Trades", "Held"), ("Held", "Totals")],
+        ),
+        script if retention.timed else [each for each in script if not isinstance(each, int)],
+        expected,
+    )
+
+
+@pytest.mark.parametrize("retention", RETENTIONS, ids=lambda each: f"{each.kind} {each.by} {each.field or ''}")
+@settings(max_examples=40)
 @given(st.lists(st.one_of(st.integers(1, 6), times.map(lambda each: -each)), max_size=14), st.data())
 def test_a_copy_of_inserts_in_order_takes_them_at_once_and_holds_the_same(
     retention: Retention, script: list[int], data: st.DataObject
@@ -245,6 +283,7 @@ def test_a_copy_of_inserts_in_order_takes_them_at_once_and_holds_the_same(
 
 
 @pytest.mark.parametrize("retention", RETENTIONS, ids=lambda each: f"{each.kind} {each.by} {each.field or ''}")
+@settings(max_examples=40)
 @given(st.lists(st.one_of(inserts, times), max_size=14).map(stamped))
 def test_a_copy_rejects_inserts_of_keys_that_it_holds(retention: Retention, script: list[Any]) -> None:
     copy = naive.Retained(retention.kind, retention.by, retention.amount, 4 if retention.field else None)
@@ -271,6 +310,7 @@ def test_a_copy_rejects_inserts_of_keys_that_it_holds(retention: Retention, scri
     )
 
 
+@settings(max_examples=40)
 @given(st.lists(inserts, max_size=10).map(stamped))
 def test_an_aggregate_of_inserts_alone_keeps_little_and_gives_the_same(script: list[Any]) -> None:
     rows: dict[int, Any] = {}
@@ -291,6 +331,7 @@ def test_an_aggregate_of_inserts_alone_keeps_little_and_gives_the_same(script: l
     )
 
 
+@settings(max_examples=40)
 @given(st.lists(blocks, max_size=12).map(stamped))
 def test_a_filter_has_the_rows_that_meet_its_condition(script: list[Any]) -> None:
     source = naive.Source()
@@ -310,6 +351,7 @@ def test_a_filter_has_the_rows_that_meet_its_condition(script: list[Any]) -> Non
     )
 
 
+@settings(max_examples=40)
 @given(st.lists(blocks, max_size=12).map(stamped))
 def test_a_compute_has_a_row_for_each_row(script: list[Any]) -> None:
     source = naive.Source()
