@@ -113,10 +113,11 @@ class Project:
             if found.rows and name in self._emits:
                 found.emit(name, out)
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many rows each window holds."""
-        return {name: operator.count() for name, operator in self._operators.items()}
+    def counts(self) -> dict[str, tuple[str, int]]:
+        """The kind of each window and how many rows it holds; of a source that holds none, how many it has taken."""
+        return {
+            node.name: (type(node.window).__name__.lower(), self._operators[node.name].count()) for node in self._nodes
+        }
 
     @property
     def rejected(self) -> dict[str, dict[str, int]]:

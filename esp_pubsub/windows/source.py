@@ -42,7 +42,9 @@ class Source:
 
     def state(self) -> Mapping[str, Any]:
         """See `Window.state`."""
-        return {"rows": dict[key_type(self.schema), row_type(self.schema)]} if self.indexed else {}  # type: ignore[misc]
+        if self.indexed:
+            return {"rows": dict[key_type(self.schema), row_type(self.schema)]}  # type: ignore[misc]
+        return {"taken": list[int]}
 
     def open(self, state: Mapping[str, Any], reject: Reject) -> Intake:
         """The source at work."""
@@ -54,12 +56,20 @@ class Intake:
 
     def __init__(self, source: Source, state: Mapping[str, Any], reject: Reject) -> None:
         self._table = Table(state["rows"]) if source.indexed else None
+        self._taken: list[int] = [] if source.indexed else state["taken"]
+        """How many events it has taken, where it holds none."""
         self._keys = Keys(source.schema, source.schema.keys)
         self._insert_only = source.insert_only
         self._reject = reject
 
     def take(self, block: Block) -> Changes:
         """What the block's events change, but for those that are rejected."""
+        changes = self._changes(block)
+        if self._table is None:
+            self._taken[:] = [self.count() + len(changes.rows)]
+        return changes
+
+    def _changes(self, block: Block) -> Changes:
         opcodes, flags, rows = block.decoded()
         keys = self._keys.of_all(rows) if opcodes == _INSERT else None
         if keys is not None and (self._table is None or self._table.add_new(keys, rows)):
@@ -112,8 +122,8 @@ class Intake:
         return None
 
     def count(self) -> int:
-        """How many rows it holds."""
-        return 0 if self._table is None else len(self._table.rows)
+        """How many rows it holds; how many it has taken, if it holds none."""
+        return sum(self._taken) if self._table is None else len(self._table.rows)
 
 
 def _each(marks: int | bytes, count: int) -> Sequence[int]:

@@ -189,7 +189,7 @@ async def hold(directory: str, count: int, how: str) -> None:
         else:
             project.step("TradesSource", Decoded(rows), Nowhere())  # type: ignore[arg-type]
     gc.collect()
-    say(held=len(held) + project.counts["Copy24HR"])
+    say(held=len(held) + project.counts()["Copy24HR"][1])
     await heard()
 
 

@@ -69,7 +69,8 @@ async def test_two_members_of_a_project_give_one_sequence_and_have_the_same_stat
                 await publisher.inject(rows)
             await until(lambda: b.stats.steps == 60)
             assert b.model is not None
-            assert b.model.counts == {"Trades": 0, "Held": 40, "Totals": 3}
+            counts = {"Trades": ("source", 120), "Held": ("copy", 40), "Totals": ("aggregate", 3)}
+            assert b.model.counts() == counts
             async with client.subscriber(f"{URL}/Totals", start="earliest") as subscriber:
                 assert [(await anext(subscriber)).changes() for _ in expected] == expected
 

@@ -162,7 +162,7 @@ def test_of_a_transactional_block_all_events_are_taken_or_none() -> None:
     made = project(Held=sliding(field="at"))
     made.step("Trades", Transaction([(INSERT, IBM)]), Nowhere())  # type: ignore[arg-type]
     made.step("Trades", Transaction([(UPDATE, DEARER), (INSERT, SAS), (DELETE, (7, "", 0.0, 0))]), Nowhere())  # type: ignore[arg-type]
-    assert made.counts == {"Trades": 1, "Held": 1}
+    assert made.counts() == {"Trades": ("source", 1), "Held": ("copy", 1)}
     assert sum(made.rejected["Trades"].values()) == 3
 
 
