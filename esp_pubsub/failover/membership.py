@@ -163,7 +163,8 @@ class Membership:
 
     def _compare(self, said: Beat, now: float) -> None:
         if said.setup.beginning == self.setup.beginning and said.setup.since != self.setup.since:
-            return  # it is of another version of the model: the order tells each of them whose is over
+            self._hear_positions(said)  # it is of another version of the model, whose lines are ours
+            return  # the order tells each of them whose is over
         if said.setup.topics == self.setup.topics and said.run != self.run:
             self._hear_positions(said)  # a higher run ends ours, a lower one is over
             return
@@ -194,8 +195,10 @@ class Membership:
         return Challenge(self.identity, self.run, self._course.term, reach.read)
 
     def _hear_positions(self, said: Beat) -> None:
-        for line, (_, settled, chain) in zip(self.lines, said.positions, strict=False):
-            line.heard(said.run, settled, chain)
+        positions = dict(zip(said.setup.topics, said.positions, strict=True))
+        for line, topic in zip(self.lines, self.setup.topics, strict=True):
+            if (at := positions.get(topic)) is not None:
+                line.heard(said.run, at.settled, at.chain)
 
     def hears(self, *, all_of_it: bool) -> None:
         """The control topic is read to its end, or it is not read at the moment."""
