@@ -28,7 +28,7 @@ from tests.simulation.run import Wrong, run
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 CAUGHT: list[Any] = []
-SEEDS = 100
+SEEDS = 200
 
 
 def caught(**changes: Any) -> Callable[[Mutant], Mutant]:
@@ -173,7 +173,7 @@ def a_timer_that_was_cancelled_a_moment_ago_and_fires(patch: pytest.MonkeyPatch)
 # switches and snapshots
 
 
-@caught(snapshots=0.05, written=True, retention=False)
+@caught(snapshots=0.05, written=True, retention=False, blocks=40)
 def a_member_that_steps_on_beyond_a_switch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Span, "check", lambda self, order: None)
 
