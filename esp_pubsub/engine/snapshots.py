@@ -385,8 +385,10 @@ class Snapshots:
 
     async def _in_thread(self, work: Callable[..., None], *arguments: Any) -> None:
         """What is begun is ended, though whoever waits for it is cancelled; `withdraw` waits for that."""
-        self._under_way = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
-        await asyncio.shield(self._under_way)
+        self._under_way = begun = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+        begun.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # perhaps nobody waits any more
+        await asyncio.wait([begun])
+        begun.result()
 
     def _rotate(self) -> None:
         """Keep the newest that count. What is older than those, by its place, goes, though it never counted; what is
