@@ -258,6 +258,12 @@ def test_windows_that_are_empty_again_keep_nothing() -> None:
     assert left == {"w1_order": [1, 2, 1], "w1_left": {1: 2, 2: 1}}  # forgotten as rows go by their places
 
 
+def test_rows_that_are_updated_for_ever_take_no_more_memory() -> None:
+    made = project(Held=Copy(retention=Retention("sliding", "count", 9)))
+    run_model(made, [("Trades", [IBM, SAS], UPSERT)] * 20_000)
+    assert len(made.w1_order) < 10_000  # type: ignore[attr-defined]
+
+
 class Narrow:
     """An Out that takes three rows in a block."""
 
