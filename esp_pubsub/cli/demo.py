@@ -1,5 +1,7 @@
 """Run your publisher twice, kill either one: `python -m esp_pubsub.cli.demo`.
 
+`python -m esp_pubsub.cli.demo engine` is a demo of engines, and with `--full` it is SAS's experiment.
+
 Without arguments on the embedded bus, in a directory that goes with it; on any other: `--bus kafka hostport=host:port`.
 
 Two processes publish the same generated file of trades as one failover group; a third one subscribes and writes what
@@ -179,6 +181,11 @@ class Demo:
 
 def main() -> int:
     """The command line; a role other than demo is how the demo starts itself."""
+    if sys.argv[1:2] == ["engine"]:
+        del sys.argv[1]
+        from . import demo_engine, experiment
+
+        return experiment.main() if "--full" in sys.argv else demo_engine.main()
     parser = argparse.ArgumentParser(prog="esp demo", description=__doc__)
     parser.add_argument("--role", choices=("demo", "publisher", "subscriber"), default="demo")
     parser.add_argument("--bus", default="embedded")

@@ -50,6 +50,19 @@ def test_the_demo_of_engines_emits_what_an_undisturbed_run_does() -> None:
     assert said["output"] == "that of an undisturbed run"
 
 
+def test_the_experiment_gives_the_files_of_an_undisturbed_run_although_the_active_engine_is_killed() -> None:
+    command = [*DEMO, "engine", "--full", "--trades", "5000"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr + ended.stdout
+    for said in (
+        "killed engine1, the active one", "Standby sending buffered messages, last message id = ",
+        '<window-copy contquery="trades" count="5000" name="Copy24HRRet" project="tradesRMQ"/>',
+        "trades_aggr24hr.csv: esp: 9,982 events written, 5,000 blocks",
+        "counts: as they have to be", "files: identical to those of an undisturbed run",
+    ):  # fmt: skip
+        assert said in ended.stdout, ended.stdout
+
+
 def test_a_setting_without_a_value_is_refused() -> None:
     refused = subprocess.run([*DEMO, "--bus", "kafka", "here:9092"], cwd=ROOT, capture_output=True, text=True)
     assert refused.returncode == 2
