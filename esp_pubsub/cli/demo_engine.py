@@ -3,10 +3,10 @@
 Without arguments on the embedded bus, in a directory that goes with it; on any other with a log: `--bus kafka
 hostport=host:port`.
 
-One process publishes generated trades. Two processes run the same model on them: the volume-weighted average price of
-each symbol so far, and all large trades. At a third of the way the active engine is killed and a new one started, at
-two thirds the next one is killed. A fourth process subscribes to both output windows. At the end what it got is
-compared with what the model emits when nothing disturbs it, value by value.
+One process publishes generated trades. Two processes run the model of SAS's experiment on them: the average price of
+each symbol, and more, in the last five minutes, hour and day. At a third of the way the active engine is killed and a
+new one started, at two thirds the next one is killed. A fourth process subscribes to all three output windows. At the
+end what it got is compared with what the model emits when nothing disturbs it, value by value.
 """
 
 from __future__ import annotations
@@ -15,45 +15,25 @@ import argparse
 import asyncio
 import json
 import logging
-import random
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from esp_pubsub import Block, Client, Opcode, Out, init, model
+from esp_pubsub import Client, init
 from esp_pubsub.client import Opening
 from esp_pubsub.testing import run_model
+from esp_pubsub.windows import load_project
 
+from .experiment import AGGREGATES, MODEL
 from .stage import Stage, Watched, read_settings, report, say
+from .trades import SCHEMA, trades
 
-TRADE = "id*:int64,symbol:string,price:double,quantity:int32"
-PRICE = "symbol*:string,vwap:double,quantity:int64"
-SYMBOLS = ("IBM", "SAS", "AAPL", "MSFT", "ORCL", "SAP", "TSLA", "NVDA")
-EVENTS, BLOCK, RATE, LARGE = 200_000, 100, 250, 990  # blocks a second
-WINDOWS = ("Prices", "Large")
-
-
-@model(inputs={"Trades": TRADE}, outputs={"Prices": PRICE, "Large": TRADE}, version="1")
-@dataclass
-class Prices:
-    """What was paid and traded so far, by symbol."""
-
-    totals: dict[str, tuple[float, int]] = field(default_factory=dict)
-
-    def step(self, window: str, block: Block, out: Out) -> None:
-        """Emit the prices that this block changes, and its large trades."""
-        changed: dict[str, tuple[str, float, int]] = {}
-        rows = block.rows()
-        for _, symbol, price, quantity in rows:
-            money, shares = self.totals.get(symbol, (0.0, 0))
-            self.totals[symbol] = money, shares = money + price * quantity, shares + quantity
-            changed[symbol] = symbol, money / shares, shares
-        out.emit("Prices", list(changed.values()), opcode=Opcode.UPSERT)
-        out.emit("Large", [row for row in rows if row[3] >= LARGE])
+EVENTS, BLOCK, RATE = 40_000, 20, 250  # blocks a second
+WINDOWS = tuple(AGGREGATES)
 
 
 def url(run: int) -> str:
@@ -61,28 +41,26 @@ def url(run: int) -> str:
     return f"dfESP://demo:5555/market/cq{run}"
 
 
-def trades(number: int) -> list[tuple[Any, ...]]:
-    """The block of trades with this number: the same ones every time."""
-    dice = random.Random(number)
-    first = (number - 1) * BLOCK
-    return [
-        (first + at, dice.choice(SYMBOLS), dice.randint(100, 9_999) / 100, dice.randint(1, 999)) for at in range(BLOCK)
-    ]
+def blocks_of(events: int) -> Iterator[list[tuple[Any, ...]]]:
+    """The trades in blocks."""
+    source = trades(events)
+    while rows := list(islice(source, BLOCK)):
+        yield rows
 
 
 async def feed(opening: Opening[Client], run: int, blocks: int) -> None:
     """Publish the trades, at their rate."""
-    async with opening as client, client.publisher(f"{url(run)}/Trades", TRADE) as publisher:
+    async with opening as client, client.publisher(f"{url(run)}/TradesSource", SCHEMA) as publisher:
         begun = time.monotonic()
-        for number in range(1, blocks + 1):
-            await publisher.inject(trades(number))
+        for number, rows in enumerate(blocks_of(blocks * BLOCK), 1):
+            await publisher.inject(rows)
             await asyncio.sleep(max(0.0, begun + number / RATE - time.monotonic()))
         await publisher.flush()
 
 
 async def compute(opening: Opening[Client], run: int) -> None:
     """One member of the engine."""
-    async with opening as client, client.engine(Prices(), url(run)) as engine:
+    async with opening as client, client.engine(load_project(MODEL), url(run)) as engine:
         while True:
             stats = engine.stats
             say(role=stats.role, given=stats.steps)
@@ -90,7 +68,7 @@ async def compute(opening: Opening[Client], run: int) -> None:
 
 
 async def subscribe(opening: Opening[Client], run: int, output: Path, blocks: int) -> None:
-    """Write everything that comes from both windows; gaps and duplicates are counted by the ids."""
+    """Write everything that comes from all windows; gaps and duplicates are counted by the ids."""
     totals = dict.fromkeys(("received", "gaps", "duplicates"), 0)
     longest = 0.0
 
@@ -116,7 +94,7 @@ async def subscribe(opening: Opening[Client], run: int, output: Path, blocks: in
             await asyncio.wait(readers, timeout=0.1)
             say(**totals, pause=longest)
             longest = 0.0
-        await asyncio.wait(readers, timeout=0.5)  # the other window may be a moment later
+        await asyncio.wait(readers, timeout=0.5)  # the other windows may be a moment later
         for reader in readers:
             reader.cancel()
         await asyncio.wait(readers)
@@ -177,7 +155,9 @@ class Demo:
 
     def report(self, last: dict[str, Any]) -> bool:
         """The outcome in lines that a script can read."""
-        undisturbed = run_model(Prices(), (("Trades", trades(number)) for number in range(1, self.blocks + 1)))
+        undisturbed = run_model(
+            load_project(MODEL), (("TradesSource", rows) for rows in blocks_of(self.blocks * BLOCK))
+        )
         same = True
         for window, emitted in undisturbed.items():
             written = Path(self.output, window).read_text().splitlines()

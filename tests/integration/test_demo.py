@@ -41,7 +41,7 @@ def test_the_demo_runs_twice_on_one_broker(kafka: "Kafka") -> None:
 
 
 def test_the_demo_of_engines_emits_what_an_undisturbed_run_does() -> None:
-    command = [sys.executable, "-m", "esp_pubsub.cli.demo_engine", "--events", "30000"]
+    command = [sys.executable, "-m", "esp_pubsub.cli.demo_engine", "--events", "6000"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr + ended.stdout
     assert ended.stdout.count("killed engine") == 2
