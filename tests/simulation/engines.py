@@ -43,12 +43,14 @@ class EngineProcess(MemberProcess):
 
     async def work(self, client: Client) -> None:
         """See `Process.work`."""
-        ended = False
+        reads, ended = client, False
+        if self.run.input_broker is not self.run.broker:
+            reads = await self.connected(self.run.input_broker)
         while not ended:
             self.sent_most = [self.sent(at) for at in range(len(self.run.windows))]
             self.engine, self.takes_long, self.claimed = None, False, [0] * len(self.run.windows)
             try:
-                engine = self.engine = await self.opened(lambda: self._open(client))
+                engine = self.engine = await self.opened(lambda: self._open(reads, client))
                 if self.run.plan.all_lead:
                     vars(vars(engine)["_group"]).update(_election=AlwaysLeads())
                 await engine.wait()
@@ -62,7 +64,7 @@ class EngineProcess(MemberProcess):
                 self.run.kill(self, 0.3)
                 ended = True
 
-    async def _open(self, client: Client) -> Engine:
+    async def _open(self, reads: Client, client: Client) -> Engine:
         plan, inputs = self.run.plan, [window.name for window in self.run.inputs]
         options = EngineOptions(
             buffer=plan.buffer, stall=STALL, close_timeout=0.5, order="written" if plan.written else None,
@@ -72,7 +74,7 @@ class EngineProcess(MemberProcess):
             model = make_model(self._takes, inputs, self.run.program, timers=plan.timers, version=self.version)
             try:
                 async with asyncio.timeout(_WAITS if plan.snapshots else None), self.in_a_hurry(0.05) as hurry:
-                    return await client.engine(model, URL, snapshots=self.run.snapshots, options=options)
+                    return await reads.engine(model, URL, output=client, snapshots=self.run.snapshots, options=options)
             except TimeoutError:
                 if not hurry.expired():  # it waits for a switch: perhaps the other version runs
                     self.version = "21"["12".index(self.version)]
@@ -164,6 +166,7 @@ class FeedProcess(PacedProcess):
     def __init__(self, run: Run, window: Window, pace: float) -> None:
         super().__init__(run, "IJ"[window.at], pace)
         self.window = window
+        self.broker = run.input_broker
         self.publisher: Publisher | None = None
 
     async def work(self, client: Client) -> None:
@@ -215,6 +218,6 @@ def _trim(run: Run, oldest: Snapshot) -> None:
     firsts = [(each.topic, its.position) for each, its in zip(run.inputs, oldest.inputs, strict=True)]
     for name, first in [*firsts, (ORDER, oldest.position or 1)]:
         if first is not None:
-            topic = run.broker.topic(name)
+            topic = (run.broker if name == ORDER else run.input_broker).topic(name)
             topic.first = max(topic.first, first)
             run.tell(f"{name} begins at {topic.first}")

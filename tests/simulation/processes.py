@@ -20,7 +20,7 @@ from esp_pubsub.failover.options import Failover
 from esp_pubsub.notices import BadMessage, InputDiffers, Missed, Notice
 from esp_pubsub.publisher import Delivery, Publisher, PublisherOptions
 from esp_pubsub.subscriber import Subscriber
-from esp_pubsub.testing._sim_bus import SimBus
+from esp_pubsub.testing._sim_bus import Broker, SimBus
 
 if TYPE_CHECKING:
     from .run import Run
@@ -75,7 +75,8 @@ class Process:
         self.starts = 0
         self.alive = False
         self.process = ""
-        self.client: Client | None = None
+        self.broker = run.broker
+        self._clients: list[Client] = []
 
     def start(self) -> None:
         """Begin, or begin again."""
@@ -86,16 +87,23 @@ class Process:
         self.run.loop.spawn(self.process, self._work(self.process))
 
     async def _work(self, process: str) -> None:
-        bus: Any = SimBus(self.run.broker, process)
-        client = self.client = Client(bus, self.notice)
+        self._clients.clear()
         try:
-            await client.start()
-            await self.work(client)
+            await self.work(await self.connected(self.broker))
         except Exception as error:  # noqa: BLE001  # whatever ends a process is what the run is about
             self.run.wrong(f"{process} ended by {error!r}")
         finally:  # it was killed, or its world ended: a process that is killed says nothing of what it left open
-            for left in (client, *vars(client)["_open"]):
-                vars(left)["_left_open"] = False
+            for client in self._clients:
+                for left in (client, *vars(client)["_open"]):
+                    vars(left)["_left_open"] = False
+
+    async def connected(self, broker: Broker) -> Client:
+        """A client of this bus."""
+        bus: Any = SimBus(broker, self.process)
+        client = Client(bus, self.notice)
+        self._clients.append(client)
+        await client.start()
+        return client
 
     async def work(self, client: Client) -> None:
         """What it does."""
@@ -116,7 +124,8 @@ class Process:
         """SIGKILL."""
         self.alive = False
         self.run.tell(f"{self.process} is killed")
-        self.run.broker.kill(self.process)
+        for broker in self.run.brokers:
+            broker.kill(self.process)
 
     def in_a_hurry(self, longest: float) -> asyncio.Timeout:
         """How long its user waits for something: without end, or, now and then, no longer than this."""

@@ -2,9 +2,9 @@
 seed.
 
 The theory. One seed draws everything: the kind of bus, whether the members publish what comes to them or are an engine
-that reads it, and how many there are, how fast inputs are, which accidents happen when, every delay, and who of the
-processes has the next turn of the one loop. So a run is a history that can be had again, and a thousand runs are a
-thousand histories that no clock was needed for.
+that reads it, perhaps from another bus, and how many there are, how fast inputs are, which accidents happen when, every
+delay, and who of the processes has the next turn of the one loop. So a run is a history that can be had again, and a
+thousand runs are a thousand histories that no clock was needed for.
 
 What is checked. All along: each subscriber's user gets 1, 2, 3, ... with the rows of its id; nothing is told as missed,
 different or bad; one that restarts goes on behind what it, or another reader of its group, confirmed, or was confirming
@@ -133,6 +133,8 @@ class Plan:
     """Whether inputs and order lose what no snapshot needs; else snapshots are torn."""
     random_model: bool
     """Whether steps do more than the input says, whatever a model may do."""
+    input_kind: Kind | None
+    """Of the bus of the inputs, if that is another one."""
 
     def __str__(self) -> str:
         lines = [f"{name} = {getattr(self, name)}" for name in self.__slots__ if name != "accidents"]
@@ -192,6 +194,7 @@ def draw(seed: int) -> Plan:
         snapshots=rng.choice((0.0, 0.05, 0.05, 0.2)),
         retention=rng.random() < 0.5,
         random_model=rng.random() < 0.5,
+        input_kind=rng.choice((None, None, "log", "holes", "queues")),
     )
 
 
@@ -235,6 +238,10 @@ class Run:
         self.loop = VirtualLoop(random.Random(self.plan.seed + 1))  # type: ignore[abstract]  # it has what the SDK calls
         self.broker = Broker(self.loop, self.plan.kind, deaths=self.plan.deaths)
         self.broker.log_bytes = self.plan.entry_bytes
+        self.input_broker, self.brokers = self.broker, [self.broker]
+        if self.plan.engine and self.plan.input_kind is not None:
+            self.input_broker = Broker(self.loop, self.plan.input_kind, deaths=self.plan.deaths)
+            self.brokers.append(self.input_broker)
         self.windows = OUTPUT_WINDOWS if self.plan.engine else (WINDOW,)
         self.inputs = INPUT_WINDOWS[: self.plan.inputs] if self.plan.engine else ()
         self.scripts = {each.name: script(self.plan.seed + 5 + each.at, self.plan.blocks) for each in self.inputs}
@@ -316,7 +323,8 @@ class Run:
                 self.loop.run(self._all(), LATEST)
             except Stuck as stuck:
                 self.wrong(str(stuck))
-            self.broker.ended = True
+            for broker in self.brokers:
+                broker.ended = True
             try:
                 self.loop.end()
             except Stuck as stuck:
@@ -377,11 +385,11 @@ class Run:
         if self.plan.kind == "queues":  # a queue sees what comes after it
             while len(self.broker.open) < len(self.subscribers):
                 await self.broker.news()
-        if self.plan.prefilled and self.plan.kind != "queues":
+        if self.plan.prefilled and self.input_broker.kind != "queues":
             await self._fill()
         for member in self.members:
             member.start()
-        self.broker.faults = self.plan.faults
+        self._set_faults(self.plan.faults)
         self.loop.spawn("bus", self._feed())
         if self.plan.late is not None:
             for late in self.late:
@@ -393,9 +401,13 @@ class Run:
             await asyncio.sleep(max(0.0, accident.at - self.loop.time()))
             self._happens(accident)
         await asyncio.sleep(max(0.0, self.plan.calm_after - self.loop.time()))
-        self.broker.faults = 0.0
+        self._set_faults(0.0)
         self.tell("no more faults")
         await self._everything_comes()
+
+    def _set_faults(self, share: float) -> None:
+        for broker in self.brokers:
+            broker.faults = share
 
     async def _fill(self) -> None:
         for feeder in self.feeders:
@@ -407,8 +419,8 @@ class Run:
     async def _feed(self) -> None:
         """Publish the input; to a queue, once it is there, for it sees only what comes after it."""
         for feeder in self.feeders:
-            while self.plan.kind == "queues" and not self.broker.topic(feeder.window.topic).queues:
-                await self.broker.news()
+            while self.input_broker.kind == "queues" and not self.input_broker.topic(feeder.window.topic).queues:
+                await self.input_broker.news()
             if not feeder.starts:
                 feeder.start()
 
@@ -417,10 +429,11 @@ class Run:
         member = self.members[accident.who % len(self.members)]
         seconds, what = accident.seconds, accident.what
         process = self._whose(accident)
+        broker = self.brokers[accident.who // 2 % len(self.brokers)]
         if what == "stall":
-            self.broker.stalled_until = self.loop.time() + seconds
+            broker.stalled_until = self.loop.time() + seconds
         elif what == "slow":
-            self.broker.slow_until = self.loop.time() + seconds
+            broker.slow_until = self.loop.time() + seconds
         elif what == "hand over":
             member.hand_over()
         elif what == "switch":
@@ -432,7 +445,7 @@ class Run:
         elif what.startswith("freeze"):
             self.freeze(process, seconds)
         elif what.startswith("cut"):
-            self.broker.cut(process.process, seconds)
+            (broker if process is member else process.broker).cut(process.process, seconds)  # of two, one
         else:
             for victim in self.members if what.startswith("kill all") else [process]:
                 self.kill(victim, seconds)
@@ -483,7 +496,7 @@ class Run:
                 self.broker.hang_topic(member.process, self.inputs[one % len(self.inputs)].topic, 3 * seconds)
             case "cut an input":
                 topic = self.inputs[one % len(self.inputs)].topic
-                self.broker.cut_topic(member.process, topic, seconds, SimFeed)
+                self.input_broker.cut_topic(member.process, topic, seconds, SimFeed)
             case _:
                 what = SimFeed if "reader" in accident.what else SimPipe
                 self.broker.cut_topic(member.process, ORDER, seconds, what)

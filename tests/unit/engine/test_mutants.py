@@ -255,4 +255,4 @@ def test_the_simulation_catches(mutant: Mutant, changes: dict[str, Any], monkeyp
     mutant(monkeypatch)
     with pytest.raises(Wrong):
         for seed in range(SEEDS):
-            run(seed, engine=True, **changes)
+            run(seed, engine=True, **{"input_kind": None, **changes})

@@ -40,6 +40,7 @@ def test_seeds_draw_every_kind_of_bus_and_every_accident() -> None:
     assert {(plan.kind, plan.inputs, plan.timers) for plan in engines} == set(
         itertools.product(("log", "holes", "queues"), (1, 2), (False, True))
     )
+    assert {plan.input_kind for plan in engines} == {None, "log", "holes", "queues"}
     assert {what.what for plan in engines for what in simulation.of_engines(plan)} == {*simulation.ENGINES, "switch"}
 
 
