@@ -52,6 +52,7 @@ from .failover.options import Failover
 from .groups import GroupLag
 from .handling import OnError, dead_letter, handle, retry
 from .health import Health
+from .ledger import Ledger
 from .lib import init, set_pubsub_lib, shutdown
 from .publisher import Delivery, Publisher, PublisherOptions, PublisherStats, Resume
 from .requests import Answer
@@ -97,6 +98,7 @@ __all__ = [
     "InputDiffers",
     "InputLost",
     "Key",
+    "Ledger",
     "Limits",
     "LineStats",
     "ModelError",

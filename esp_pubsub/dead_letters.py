@@ -67,7 +67,7 @@ class DeadLetters:
         if block.id <= self._there.get((block.source, block.run), 0):
             return True
         reason = f"{type(error).__name__}: {error}"[:_MOST_REASON].encode(errors="replace").decode()
-        more = (name_of(block), self._window, reason, _now())
+        more = (block.name, self._window, reason, _now())
         delivery = await self._publisher.inject(
             [(*row, *more) for row in rows], opcode=opcodes, flags=flags, transactional=block.transactional
         )
@@ -142,11 +142,6 @@ async def _next(letters: Subscriber, wait: float) -> Block | None:
             return await anext(letters)
     except TimeoutError:
         return None
-
-
-def name_of(block: Block) -> str:
-    """Source, run and id."""
-    return block.key().rpartition(":")[0]
 
 
 def _now() -> int:

@@ -100,6 +100,13 @@ class Block:
         """Where it stood on the bus: a number on a log, opaque on a queue."""
         return self.frame.position
 
+    @property
+    def name(self) -> str:
+        """A text that names it among all blocks: source, run and id. The source is hexadecimal in it: as a number it is
+        unsigned, of 64 bits, which is more than SQL's BIGINT holds.
+        """
+        return f"{self.frame.source:016x}:{self.frame.run}:{self.frame.id}"
+
     def key(self, row: int = 0) -> str:
         """A text that names one of its rows, counted from 0, among all rows of all blocks: source, run, id and row."""
         return key_of(self.frame.source, self.frame.run, self.frame.id, row)

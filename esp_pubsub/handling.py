@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from ._tasks import first_error
 from .address import Side
 from .confirming import Confirmer
-from .dead_letters import DeadLetters, name_of
+from .dead_letters import DeadLetters
 from .errors import ConfigError, HandlerFailed
 from .events import Block
 from .subscriber import Subscriber
@@ -180,7 +180,7 @@ class _Handling:
         await self._give_up(block, error)
 
     async def _give_up(self, block: Block, error: Exception) -> None:
-        name = name_of(block)
+        name = block.name
         if self._policy.end == "skip":
             _log.error("block %s of %s is skipped: %s: %s", name, self._subscriber.topic, type(error).__name__, error,
                        extra=self._extra(block))  # fmt: skip
@@ -196,4 +196,4 @@ class _Handling:
 
     def _extra(self, block: Block) -> dict[str, str]:
         """The fields of a record of the log."""
-        return {"esp_topic": self._subscriber.topic, "esp_block": name_of(block)}
+        return {"esp_topic": self._subscriber.topic, "esp_block": block.name}

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from esp_pubsub.errors import ConfigError
+from esp_pubsub.ledger import MARKS
 from esp_pubsub.wire.frame import BLOCK, Buffer, Frame, frames, parse, seal
 
 TABLES = (
@@ -25,7 +26,6 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS esp_blocks (stream VARCHAR(250) NOT NULL, id BIGINT NOT NULL, frame {blob} NOT NULL, "
     "PRIMARY KEY (stream, id))",
 )
-_STYLES = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 KEPT = 1_000  # notes of a stream: who notes a batch that another driver has noted is refused by the key
 _PROBE = ("", -1)
 
@@ -40,10 +40,10 @@ class Ledger:
     """
 
     def __init__(self, connection: Any, *, paramstyle: str = "qmark", blob: str = "BLOB") -> None:
-        if paramstyle not in _STYLES:
-            raise ConfigError(f"paramstyle is one of {', '.join(_STYLES)}, as the database's module says it")
+        if paramstyle not in MARKS:
+            raise ConfigError(f"paramstyle is one of {', '.join(MARKS)}, as the database's module says it")
         self.connection = connection
-        self._mark = _STYLES[paramstyle]
+        self._mark = MARKS[paramstyle]
         with self.transaction():
             for table in TABLES:
                 self._do(table.format(blob=blob))
