@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from ipaddress import IPv6Address
 from typing import Any, Literal
 
+from esp_pubsub.config import without_user
 from esp_pubsub.errors import AddressError, NotOffered
 
 Side = Literal["in", "out"]
@@ -105,6 +106,8 @@ class Address:
         authority, *names = path.split("/")
         if len(names) > len(_PATH):
             raise _wrong("path", "/" + "/".join(names), f"has {len(names)} parts, more than three: write {FORM}")
+        if "@" in authority:
+            raise _wrong("host", authority, f"names a user with '@', and no address here has one: write {FORM}")
         host, port = _split_authority(authority)
         project, contquery, window = [*names, None, None, None][:3]
         options = _parse_options(query) if question else AddressOptions()
@@ -192,6 +195,7 @@ def tervela_topic(engine: str, address: Address, side: Side) -> str:
 
 
 def _wrong(part: str, value: object, problem: str) -> AddressError:
+    value = without_user(value) if isinstance(value, str) else value
     shown = "" if value in (None, "") else f" {value!r}" if len(repr(value)) <= 80 else f" {repr(value)[:77]}..."
     return AddressError(f"the {part}{shown} {problem}", part=part, value=value)
 
@@ -199,7 +203,7 @@ def _wrong(part: str, value: object, problem: str) -> AddressError:
 def _split_authority(authority: str) -> tuple[str, int]:
     host, colon, port = authority.rpartition(":")
     if not colon or port == "" or authority.endswith("]"):
-        raise _wrong("port", None, f"is missing in {authority[:MAX_PART]!r}: write {FORM}")
+        raise _wrong("port", None, f"is missing in {without_user(authority)[:MAX_PART]!r}: write {FORM}")
     if not _PORT.fullmatch(port):
         raise _wrong("port", port, "is not a whole number from 1 to 65535, without sign or leading zeros")
     return host, int(port)

@@ -31,7 +31,7 @@ DURATION = {"form": "duration"}
 
 _SECRET = r"(?:passw|passphrase|passcode|pass(?![a-z])|pwd|secret|token|credential|(?:api|private).?key|key.?pem)"
 _SECRET_KEY = re.compile(_SECRET, re.I)
-_SECRET_INSIDE = re.compile(rf"{_SECRET}[\w.-]*\s*=|://[^/@\s]*:[^/@\s]*@", re.I)
+_NOT_WORD = re.compile(r"[^\w.-]")
 _ENTRY = re.compile(r"([A-Za-z_][\w.-]*+)\s*+=\s*+(?:\"([^\"]*+)\"|([^\s\"'#{}=;]++)(?!#))\s*+(?:#.*)?")
 _KEY = re.compile(r"([A-Za-z_][\w.-]*+)\s*+=")
 _WORD = re.compile(r"[{}]|[^\s{}]+")
@@ -231,8 +231,16 @@ def _variable(key: str) -> str:
 
 
 def looks_secret(key: str, value: str) -> bool:
-    """Whether a value is one that nobody should print."""
-    return bool(_SECRET_KEY.search(key) or _SECRET_INSIDE.search(value))
+    """Whether a value is one that nobody should print: by its key, a name inside it, or because it names a user."""
+    inside = (_NOT_WORD.split(part.rstrip())[-1] for part in value.split("=")[:-1])
+    return any(map(_SECRET_KEY.search, (key, *inside))) or ":" in value.rpartition("@")[0]
+
+
+def without_user(place: str) -> str:
+    """An address as it may be shown: whatever stands in front of an `@` is `***`."""
+    user, at, rest = place.rpartition("@")
+    scheme, colon, _ = user.partition("://")
+    return f"{scheme + colon if colon else ''}***@{rest}" if at else place
 
 
 def _masked(key: str, value: str) -> str:

@@ -13,11 +13,11 @@ from .. import Client, ConfigError, EventFlag, Failover, Opcode, Schema, SchemaE
 from ..address import Side
 from ..bus import Start
 from ..client import Opening
-from ..config import DURATION, SIZE, SasOptions, load_options
+from ..config import DURATION, SIZE, SasOptions, load_options, looks_secret
 from ..registry import chosen_bus, driver
 from ..text import CsvFormat
 
-_PAIR = re.compile(r'\s*([A-Za-z]\w*)=(?:"([^"]*)"|([^,"]*))\s*(?:,|\Z)')
+_PAIR = re.compile(r'([A-Za-z]\w*+)=(?:"([^"]*+)"|([^,"]*+))\s*+(?:,\s*+|\Z)')
 _NOT_BINARY = ("json", "protobuf", "protofile", "protomsg")
 _FLAGS = {"normal": EventFlag.NORMAL, "partialupdate": EventFlag.PARTIAL}
 _ONLY = {
@@ -188,7 +188,7 @@ def _check(key: str, value: str | None, known: Sequence[str | None]) -> None:
 def pairs(text: str | None) -> dict[str, str]:
     """What stands behind -C; a value with commas stands in double quotes."""
     found: dict[str, str] = {}
-    at, text = 0, text or ""
+    at, text = 0, (text or "").lstrip()
     while at < len(text):
         match = _PAIR.match(text, at)
         if match is None or match[1] in found:
@@ -208,6 +208,13 @@ def settings(given: Sequence[str]) -> dict[str, str]:
             raise ConfigError("--set is key=value with a key of the bus's cfg file; one of them has no =")
         if not key.isidentifier() or key in ("bus", "config", "on_notice"):
             raise ConfigError(f"--set is key=value with a key of the bus's cfg file, which {key!r} is not")
+        if looks_secret(key, value):
+            raise ConfigError(
+                f"--set {key}=... shows a secret to everybody on this machine, and to your shell's history. Put it into "
+                f"the bus's cfg file, the environment (ESP_PUBSUB_{key.upper()}), or a descriptor: --config /dev/fd/3 "
+                "3< <(...)",
+                key=key,
+            )
         found[key] = value
     return found
 

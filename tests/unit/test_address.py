@@ -236,3 +236,14 @@ def test_no_two_names_share_a_kafka_topic() -> None:
 def test_tervela_names_have_the_engine_in_place_of_the_host() -> None:
     assert tervela_topic("engine1", TRADES, "in") == "SAS.ENGINES.engine1.market.cq.TradesSource.IN"
     assert tervela_topic("engine1", TRADES, "out") == "SAS.ENGINES.engine1.market.cq.TradesSource.OUT"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["dfESP://u:hunter2@h:1/p/q/w", "dfesp://u:hunter2@h:1", "dfESP://u:hunter2@h", "dfESP://u:hunt er2@h:1/p",
+     "dfESP://u:hu/nt/hunter2@h:1/p/q/w", "dfESP://u:hunter2@h:x/p"],
+)  # fmt: skip
+def test_a_user_in_a_url_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(AddressError) as caught:
+        Address.parse(url)
+    assert "hunt" not in f"{caught.value} {vars(caught.value)}"

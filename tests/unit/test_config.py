@@ -3,6 +3,7 @@
 import copy
 import logging
 import pickle
+import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esp_pubsub.config import DURATION, SIZE, SasOptions, Secret, load_options, parse_cfg
+from esp_pubsub.config import DURATION, SIZE, SasOptions, Secret, load_options, looks_secret, parse_cfg, without_user
 from esp_pubsub.errors import ConfigError
 
 # The shape of a file that SAS users have.
@@ -431,3 +432,25 @@ def test_a_key_of_the_bus_may_stand_in_the_section_sas(tmp_path: Path) -> None:
     )
     found = load_options(Bus, section="rabbitmq", config=tmp_path, environ={})
     assert found == Bus("h", buspersistence=True, queuename="own")
+
+
+@pytest.mark.parametrize("value", ["u:hunter2@h:1", "amqp://u:hunter2@h", "a = 1; my.password = x", "x,token=1"])
+def test_a_value_with_a_user_or_a_secret_inside_looks_secret(value: str) -> None:
+    assert looks_secret("extra", value)
+
+
+@pytest.mark.parametrize(
+    "value", ["passw" * 20_000, "passw" + "a" * 50_000 + " " * 50_000, "://a:" * 20_000, "a=" * 20_000]
+)
+def test_whether_a_value_looks_secret_is_found_out_in_one_pass(value: str) -> None:
+    began = time.process_time()
+    looks_secret("extra", value)
+    assert time.process_time() - began < 1.0  # what goes back takes minutes
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [("h:1", "h:1"), ("u:p@h:1", "***@h:1"), ("amqp://u:p@h", "amqp://***@h"), ("a:b@c:1,d:e@f:2", "***@f:2")],
+)
+def test_what_stands_in_front_of_an_address_is_not_shown(place: str, shown: str) -> None:
+    assert without_user(place) == shown

@@ -66,6 +66,22 @@ _REFUSED = (
 _AS_SET = -1
 _LARGEST = 1_048_588  # a broker's message.max.bytes unless it is set otherwise
 _log = logging.getLogger("esp_pubsub.kafka")
+_AUTHENTICATE = 36  # the protocol's number of what carries passwords and tokens
+
+
+class _NoPasswords(logging.Filter):
+    """The client shows at DEBUG whatever it sends, the password of mechanism PLAIN too."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(
+                f"{type(each).__name__}(***)" if getattr(each, "API_KEY", None) == _AUTHENTICATE else each
+                for each in record.args
+            )
+        return True
+
+
+logging.getLogger("aiokafka.conn").addFilter(_NoPasswords())
 
 
 @contextmanager

@@ -7,13 +7,13 @@ anyway (`_SO_ANYWAY`), or is refused with what to do instead (`_INSTEAD`); none 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
 from esp_pubsub.bus import Start
-from esp_pubsub.config import DURATION, SIZE, Secret
+from esp_pubsub.config import DURATION, SIZE, Secret, without_user
 from esp_pubsub.errors import ConfigError
 
 
@@ -60,10 +60,14 @@ class KafkaOptions:
                 key="partition",
             )
         if not all(
-            (found := re.fullmatch(r"\S+:([0-9]{1,5})", each)) and 0 < int(found[1]) < 1 << 16
+            (found := re.fullmatch(r"[^\s@]+:([0-9]{1,5})", each)) and 0 < int(found[1]) < 1 << 16
             for each in self.hostport.split(",")
         ):
-            raise ConfigError(f"hostport is host:port, several with commas, not {self.hostport!r}", key="hostport")
+            shown = without_user(_plain(self.hostport))
+            raise ConfigError(
+                f"hostport is host:port, several with commas, not {shown!r}; the user is sasl.username in globalconfig",
+                key="hostport",
+            )
         if self.timeout < 0.1 or self.session < 0.3 or self.lease < 0.3:
             raise ConfigError("timeout is at least 100ms, session and lease are at least 300ms")
         if self.initialoffset is not None:
@@ -107,9 +111,11 @@ def settings(options: KafkaOptions) -> Settings:
     taken = Settings(options)
     for place in ("globalconfig", "topicconfig"):
         text = getattr(options, place)
-        for entry in (text.reveal() if isinstance(text, Secret) else text).split(";"):
-            if entry.strip():
-                taken = _take(taken, place, entry)
+        before = ""
+        for name, value in _entries(place, _plain(text)):
+            if before.endswith("password") and name not in _KNOWN:
+                raise _unreadable(place, before)  # it may be the rest of one
+            taken, before = _take(taken, place, name, value), name
     if taken.protocol.startswith("SASL") and taken.mechanism != "OAUTHBEARER" and taken.username is None:
         raise ConfigError("security.protocol is SASL, and there is no sasl.username", key="globalconfig")
     if taken.mechanism == "OAUTHBEARER" and taken.protocol.startswith("SASL") and options.tokenfile is None:
@@ -117,10 +123,36 @@ def settings(options: KafkaOptions) -> Settings:
     return taken
 
 
-def _take(taken: Settings, place: str, entry: str) -> Settings:
-    name, equals, value = (part.strip() for part in entry.partition("="))
-    if not equals or not value:
-        raise ConfigError(f"{place}: expected name=value, several with ';', at {name!r}", key=place)
+def _plain(text: str) -> str:
+    return text.reveal() if isinstance(text, Secret) else text
+
+
+def _entries(place: str, text: str) -> Iterator[tuple[str, str]]:
+    """Names and values; a quote inside a quoted value stands there twice."""
+    at, before = 0, ""
+    while at < len(text):
+        found = _ENTRY.match(text, at)
+        if found is None:
+            raise _unreadable(place, before)
+        name, single, double, bare = found.groups()
+        if name is not None:
+            values = (single or "").replace("''", "'"), (double or "").replace('""', '"'), (bare or "").rstrip()
+            yield name, next(filter(None, values), "")
+            before = name
+        at = found.end()
+
+
+def _unreadable(place: str, before: str) -> ConfigError:
+    """It shows nothing of what it cannot read: that may be a part of a password."""
+    where = f"after the value of {before}" if before else "at its beginning"
+    return ConfigError(
+        f"{place}: expected name=value, several with ';', {where}; a value that has ';' in it, or begins with a quote, "
+        "stands in quotes: sasl.password='a;b'",
+        key=place,
+    )
+
+
+def _take(taken: Settings, place: str, name: str, value: str) -> Settings:
     if name in _SO_ANYWAY:
         if (allowed := _SO_ANYWAY[name]) and value.lower() not in allowed:
             raise ConfigError(f"{place}: {name} is {' or '.join(allowed)} here, always, not {value!r}", key=name)
@@ -279,3 +311,7 @@ _INSTEAD = {
     "group.instance.id": "readers of a group take each other's place without it",
     "partition.assignment.strategy": "a topic has one partition and its group one reader at a time",
 }
+_KNOWN = _MEANS.keys() | _SO_ANYWAY.keys() | _INSTEAD.keys()
+_ENTRY = re.compile(
+    r"""\s*+(?:([^\s=;'"]++)\s*+=\s*+(?:'((?:[^']++|'')++)'|"((?:[^"]++|"")++)"|([^\s;'"][^;]*+))\s*+)?(?:;|\Z)"""
+)

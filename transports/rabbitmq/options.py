@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from esp_pubsub.config import DURATION, SIZE, Secret
+from esp_pubsub.config import DURATION, SIZE, Secret, without_user
 from esp_pubsub.errors import ConfigError
 
 Mode = Literal["direct", "persistent", "stream"]
@@ -74,8 +74,12 @@ class RabbitOptions:
 
     def __post_init__(self) -> None:
         self._check_mode()
-        if not all(re.fullmatch(r"([^\s:,\[\]]+|\[[^\]]+\])(:[0-9]{1,5})?", each) for each in self.host.split(",")):
-            raise ConfigError(f"host is a name, several with commas, each with or without :port, not {self.host!r}")
+        if not all(re.fullmatch(r"([^\s:,@\[\]]+|\[[^\]]+\])(:[0-9]{1,5})?", each) for each in self.host.split(",")):
+            shown = without_user(plain(self.host))
+            raise ConfigError(
+                f"host is a name, several with commas, each with or without :port, not {shown!r}; the user is userid",
+                key="host",
+            )
         if not re.fullmatch(r"[a-zA-Z0-9\-_.:@#,/ ]{1,255}", self.exchange):
             raise ConfigError("exchange has letters, digits, blanks and -_.:@#,/ in its name", key="exchange")
         if not 1 <= self.prefetch <= 65_535:

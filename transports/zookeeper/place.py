@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from esp_pubsub.config import seconds
+from esp_pubsub.config import seconds, without_user
 from esp_pubsub.errors import ConfigError
 
 ROOT = "/ESP"
@@ -33,7 +33,7 @@ def read_place(place: str) -> Place:
     for host in hosts.split(","):
         found = _HOST.fullmatch(host)
         if not found or not 0 < int(found[1]) < 1 << 16:
-            raise _bad(place, f"{host!r} is no host:port")
+            raise _bad(place, f"{without_user(host)!r} is no host:port")
     for segment in root.split("/") if slash else ():
         if problem := segment_problem(segment):
             raise _bad(place, f"the root /{root} cannot be a path: {problem}")
@@ -56,11 +56,12 @@ def _session(place: str, query: str) -> float:
     key, _, value = query.partition("=")
     session = seconds(value)
     if key != "session" or session is None:
-        raise _bad(place, f"{query!r} is no session=<duration>")
+        raise _bad(place, f"{without_user(query)!r} is no session=<duration>")
     if not SHORTEST <= session <= LONGEST:
         raise _bad(place, f"a session is {SHORTEST:g}s to {LONGEST:g}s long")
     return session
 
 
 def _bad(place: str, problem: str) -> ConfigError:
-    return ConfigError(f"zookeeper://{place}: {problem}; expected {FORM}", place=place)
+    shown = without_user(place)
+    return ConfigError(f"zookeeper://{shown}: {problem}; expected {FORM}", place=shown)

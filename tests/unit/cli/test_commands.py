@@ -2,6 +2,7 @@
 
 import ast
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from esp_pubsub import ConfigError, EventFlag, Opcode, Schema
 from esp_pubsub.cli.app import app
 from esp_pubsub.cli.look import _header
 from esp_pubsub.cli.options import adapter_options, failover, pairs, settings
-from esp_pubsub.config import SasOptions
+from esp_pubsub.config import SasOptions, load_options
 from esp_pubsub.schema import Field, FieldType
 from esp_pubsub.testing.history import Delivered, Published, line
+from esp_pubsub.transports.rabbitmq.options import RabbitOptions
 from esp_pubsub.wire.frame import BLOCK, frames, parse, seal
 
 ROOT = Path(__file__).parents[3]
@@ -265,3 +267,23 @@ def test_a_history_that_is_no_text_is_refused_in_a_line(tmp_path: Path) -> None:
 def test_a_moment_that_no_calendar_has_does_not_end_tail() -> None:
     (message,) = frames([seal(BLOCK, id=1)], settled=0, sent_at=1 << 63)
     assert "after the year 9999" in _header("block", parse(message, 0))
+
+
+@pytest.mark.parametrize(
+    "given", ["password=hunter2", "globalconfig=sasl.username=u;sasl.password=hunter2", "host=u:hunter2@h"]
+)
+def test_a_secret_on_the_command_line_is_refused_with_the_ways_out(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"cfg file, the environment \(ESP_PUBSUB_\w+\), or a descriptor") as caught:
+        settings([given])
+    assert "hunter2" not in f"{caught.value} {vars(caught.value)}"
+
+
+def test_a_descriptor_may_hold_the_settings_of_a_bus() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b'rabbitmq {\npassword = "hunter2"\n}\n')
+    os.close(writing)
+    try:
+        options = load_options(RabbitOptions, section="rabbitmq", config=f"/dev/fd/{reading}", environ={})
+        assert options.password.reveal() == "hunter2"  # type: ignore[attr-defined]
+    finally:
+        os.close(reading)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from aiokafka.protocol.admin import SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1
+from aiokafka.protocol.metadata import MetadataRequest_v0
 
 from esp_pubsub.errors import ConfigError
 from esp_pubsub.transports.kafka import options as options_module
@@ -200,3 +203,45 @@ async def test_what_is_set_is_what_the_client_is_started_with() -> None:
 def test_an_option_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         KafkaOptions("h:1", **wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "password"),
+    [
+        ("sasl.password='a;b=c';acks=all", "a;b=c"), ('sasl.password="a;b" ; acks=all', "a;b"),
+        ("acks=all;sasl.password='it''s'", "it's"), ('sasl.password="say ""a"""', 'say "a"'),
+        ("sasl.password='a\"b'", 'a"b'), ("sasl.password=a'b ;;acks=all;", "a'b"), ("sasl.password=p= x", "p= x"),
+    ],
+)  # fmt: skip
+def test_a_value_with_a_semicolon_stands_in_quotes(text: str, password: str) -> None:
+    assert settings(KafkaOptions("h:1", globalconfig=text)).password == password
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sasl.password=abc;hunter2", "sasl.password=abc;hunter2=x", "sasl.password='abc;hunter2", "'hunter2'=a",
+        "sasl.password='abc'hunter2", "ssl.key.password=abc;hunter2=x;acks=all", "sasl.password='abc;x' hunter2=1",
+    ],
+)  # fmt: skip
+def test_no_error_shows_a_part_of_a_password_that_is_not_quoted(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"stands in quotes: sasl\.password='a;b'") as caught:
+        settings(KafkaOptions("h:1", globalconfig=text))
+    assert "hunter2" not in f"{caught.value} {vars(caught.value)}"
+
+
+@pytest.mark.parametrize("hostport", ["alice:hunter2@kafka", "alice:hunter2@kafka:9092", "k:1,a:hunter2@k:2"])
+def test_a_user_in_hostport_is_refused_and_not_shown(hostport: str) -> None:
+    with pytest.raises(ConfigError, match="the user is sasl.username") as caught:
+        KafkaOptions(hostport)
+    assert "hunter2" not in f"{caught.value} {vars(caught.value)}"
+
+
+@pytest.mark.parametrize("request_of", [SaslAuthenticateRequest_v0, SaslAuthenticateRequest_v1])
+def test_the_client_logs_no_password_at_debug(request_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", "aiokafka"):
+        logging.getLogger("aiokafka.conn").debug("Request to %s:%d %d: %s", "h", 1, 2, request_of(b"\0alice\0hunter2"))
+        logging.getLogger("aiokafka.conn").debug("Request to %s: %s", "h", MetadataRequest_v0(["topic"]))
+    assert "hunter2" not in caplog.text
+    assert f"Request to h:1 2: {request_of.__name__}(***)" in caplog.text
+    assert "topics=['topic']" in caplog.text

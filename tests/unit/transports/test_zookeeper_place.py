@@ -56,3 +56,10 @@ def test_a_place_that_cannot_be_used_shows_the_right_form(place: str, problem: s
 def test_a_group_that_is_no_part_of_a_path_is_refused(name: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(problem)):
         open_election("a:1", name, "m")
+
+
+@pytest.mark.parametrize("place", ["u:hunter2@127.0.0.1:1", "a:1,u:hunter2@b:2", "a:1/x?session=u:hunter2@"])
+def test_a_user_in_a_place_is_refused_and_not_shown(place: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_place(place)
+    assert "hunter2" not in f"{caught.value} {vars(caught.value)}"
