@@ -210,9 +210,9 @@ def settings(given: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"--set is key=value with a key of the bus's cfg file, which {key!r} is not")
         if looks_secret(key, value):
             raise ConfigError(
-                f"--set {key}=... shows a secret to everybody on this machine, and to your shell's history. Put it into "
-                f"the bus's cfg file, the environment (ESP_PUBSUB_{key.upper()}), or a descriptor: --config /dev/fd/3 "
-                "3< <(...)",
+                f"--set {key}=... shows a secret to everybody on this machine, and to your shell's history. Put it "
+                f"into the bus's cfg file, the environment (ESP_PUBSUB_{key.upper()}), or a descriptor: "
+                "--config /dev/fd/3 3< <(...)",
                 key=key,
             )
         found[key] = value

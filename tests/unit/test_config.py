@@ -3,7 +3,6 @@
 import copy
 import logging
 import pickle
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -440,12 +439,10 @@ def test_a_value_with_a_user_or_a_secret_inside_looks_secret(value: str) -> None
 
 
 @pytest.mark.parametrize(
-    "value", ["passw" * 20_000, "passw" + "a" * 50_000 + " " * 50_000, "://a:" * 20_000, "a=" * 20_000]
+    "value", ["passw" * 50_000, "passw" + "a" * 90_000 + " " * 90_000, "://a:" * 50_000, "a=" * 50_000]
 )
 def test_whether_a_value_looks_secret_is_found_out_in_one_pass(value: str) -> None:
-    began = time.process_time()
-    looks_secret("extra", value)
-    assert time.process_time() - began < 1.0  # what goes back takes minutes
+    assert not looks_secret("extra", value)  # by going back again and again it would take minutes
 
 
 @pytest.mark.parametrize(

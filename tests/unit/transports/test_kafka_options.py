@@ -232,7 +232,7 @@ def test_no_error_shows_a_part_of_a_password_that_is_not_quoted(text: str) -> No
 
 @pytest.mark.parametrize("hostport", ["alice:hunter2@kafka", "alice:hunter2@kafka:9092", "k:1,a:hunter2@k:2"])
 def test_a_user_in_hostport_is_refused_and_not_shown(hostport: str) -> None:
-    with pytest.raises(ConfigError, match="the user is sasl.username") as caught:
+    with pytest.raises(ConfigError, match=r"the user is sasl\.username") as caught:
         KafkaOptions(hostport)
     assert "hunter2" not in f"{caught.value} {vars(caught.value)}"
 
