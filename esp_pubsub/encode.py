@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-from .errors import TooLarge, ValueRefused
-from .events import Block, Event, Opcode, arrow_bodies
+from .errors import BadBody, TooLarge, ValueRefused
+from .events import Block, Event, Opcode, View, arrow_bodies
 from .records import is_record
 from .schema import Schema
 from .wire.frame import ARROW, BODY_AT, LIMITS, MARKED, ROWS, TRANSACTIONAL, Buffer, Limits
@@ -98,7 +98,7 @@ class Encoder:
         return ARROW, MARKED if marked else 0, count, body
 
     def _from_block(self, block: Block) -> Encoded:
-        """A block that was received goes on as it is."""
+        """A block that was received goes on as it is, if it can be read."""
         if block.frame.schema != self._schema.fingerprint:
             raise ValueRefused(
                 f"the block's schema is {block.schema}, the publisher's is {self._schema}", row=0, field="", value=block
@@ -110,6 +110,14 @@ class Encoder:
                 size=len(frame.data),
                 limit=self._limits.frame_bytes,
             )
+        try:
+            whole = Block(frame, self._schema, View())
+            if frame.flags & MARKED or whole.record_batch() is None:
+                whole.changes()
+        except BadBody as e:
+            raise ValueRefused(
+                f"the block cannot be read, so it is not passed on: {e}", row=0, field="", value=block
+            ) from e
         return frame.body_kind, frame.flags & (MARKED | TRANSACTIONAL), frame.count, frame.body_view
 
     def _from_table(self, data: Any, opcode: Any, flags: Any) -> Encoded:

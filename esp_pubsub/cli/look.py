@@ -19,7 +19,7 @@ from ..notices import BadMessage, Joined, Missed
 from ..records import moment
 from ..retained import has_schema, retained_schema
 from ..wire.frame import BEAT, LIMITS, Frame
-from .running import counted, say
+from .running import counted, plain, say
 
 _AT_ONCE = 256
 _BYTES = 4 << 20
@@ -46,7 +46,7 @@ async def topics(bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
             if offered.replay:
                 found = await client.bus.bounds(name)
                 held = f"{found.end - found.first:>12,}  "
-            print(f"{held}{name}  {await _schema(client.bus, name)}".rstrip())
+            print(f"{held}{plain(name)}  {plain(await _schema(client.bus, name))}".rstrip())
 
 
 async def _schema(bus: Bus, topic: str) -> str:

@@ -31,6 +31,11 @@ def say(text: str) -> None:
     print(f"esp: {text}", file=sys.stderr, flush=True)
 
 
+def plain(text: object) -> str:
+    """What others wrote moves no cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
+
+
 def counted(number: int, noun: str) -> str:
     """`1 block`, `2,000 blocks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

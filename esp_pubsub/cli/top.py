@@ -31,6 +31,7 @@ from ..groups import group_lags
 from ..records import moment
 from ..wire.frame import BLOCK, Frame, parse
 from .look import is_published_to
+from .running import plain
 
 _EVERY = 1.0  # seconds between two pictures
 _PAUSE = 0.5
@@ -120,7 +121,7 @@ class Control:
         said = read_word(frame.data)
         if said is None or isinstance(said, Challenge) or said.run < self._run:
             return
-        nonce, name = said.identity.nonce, _plain(said.identity.name)
+        nonce, name = said.identity.nonce, plain(said.identity.name)
         if said.run > self._run:
             self._begin(said.run)
         if isinstance(said, StandBy):
@@ -133,8 +134,8 @@ class Control:
             leads = self._ballot.claim(said.term, nonce, said.saw_nonce, said.saw_number)
             self._spoke(nonce, Member(name, "claims" if leads else "standby", said.term, frame.sent_at))
         elif self._ballot.beat(said.term, nonce, said.number, resigns=said.resigns):
-            self.topic, self._election = _plain(said.setup.topics[0]), _plain(said.setup.election)
-            self.topics = [_plain(topic) for topic in said.setup.topics]
+            self.topic, self._election = plain(said.setup.topics[0]), plain(said.setup.election)
+            self.topics = [plain(topic) for topic in said.setup.topics]
             role: Role = "handed over" if said.resigns else "active"
             self._leads(nonce, Member(name, role, said.term, frame.sent_at, said.positions, False, said.pulse))
 
@@ -401,11 +402,6 @@ def _table(*columns: str) -> Table:
             name.removeprefix(">"), justify="right" if name[0] == ">" else "left", no_wrap=number > 0, overflow="fold"
         )
     return table
-
-
-def _plain(text: Any) -> str:
-    """What others wrote moves no cursor."""
-    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
 
 
 def _ago(micros: int) -> str:

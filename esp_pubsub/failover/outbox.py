@@ -44,13 +44,13 @@ class Outbox:
         id, link, chain, size, _, _ = block
         if id != self.last + 1 or link != self.chain:
             raise ValueError(f"block {id} does not follow block {self.last}")
-        self.last = id
-        self.chain = chain
         if id > self.settled:
-            self._blocks[id] = block
+            self._blocks[id] = block  # this may find no memory, and then nothing has happened
             self.bytes += size
         else:
             self.first = id + 1
+        self.last = id
+        self.chain = chain
 
     def settle(self, id: int) -> list[Sealed]:
         """The bus holds everything up to this block: let go of it, and return what was let go."""

@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -591,3 +592,20 @@ def test_a_terminal_sees_how_it_goes(cli: Cli, tmp_path: Path) -> None:
     publishing = ("pub", URL, SCHEMA, feed, "--follow", "--failover-group", "feed")
     _, code = on_a_terminal(cli, lambda shown: all(word in shown for word in words), *publishing)
     assert code == 130
+
+
+def test_topics_print_no_control_characters_of_others(cli: Cli, tmp_path: Path) -> None:
+    feed = tmp_path / "feed.csv"
+    feed.write_text(text(1, 3))
+    cli.run("pub", URL, SCHEMA, feed)
+    forged = b"id*:int64,\x1b[2Jx:string"
+    program = (
+        "import asyncio, sys, esp_pubsub as esp\n"
+        "async def main():\n"
+        "    async with esp.init('embedded', dir=sys.argv[1]) as client:\n"
+        f"        await client.bus.retain('cli:5555/market/cq/Trades/I', 'schema', {forged!r})\n"
+        "asyncio.run(main())\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(cli.bus)], check=True)
+    out, said = cli.run("topics")
+    assert "Trades" in out and "\x1b" not in out + said

@@ -60,6 +60,7 @@ LARGEST_BATCH = 1 << 18  # of several messages
 READ_AHEAD = 1 << 20  # bytes of chunks that are asked for in advance, if chunks are that small
 _CREDITS = 16
 _BASE = "esp-pubsub base"
+_LAST_BASE = 1 << 63
 _MILLISECOND = 1 << 21  # positions: more than are written in that time
 _ORPHANED = 1.0  # seconds after which a stream without a base is taken for one that others made
 _FIRST, _LAST, _OFFSET, _TIMESTAMP = 1, 2, 4, 5
@@ -130,8 +131,10 @@ class Streams:
         began, made = loop.time(), False
         while True:
             code, rest = await link.ask(Key.QUERY_OFFSET, text(_BASE) + text(stream))
-            if code == OK:
-                return int.from_bytes(rest[:8], "big")
+            if code == OK and (found := int.from_bytes(rest[:8], "big")) <= _LAST_BASE:
+                return found
+            if code == OK:  # another program wrote it: positions behind it would be no numbers of 64 bits
+                code, made = NO_OFFSET, True
             waited = loop.time() - began
             if waited > self.address.timeout:
                 raise trouble(code, f"looking for the stream {stream}")

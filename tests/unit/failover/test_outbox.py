@@ -144,3 +144,24 @@ def test_bytes_are_the_sum_of_what_is_in_it_whatever_went_in_and_out() -> None:
         assert ids(held) == list(range(outbox.first, outbox.last + 1))
         assert len(held) == len(outbox) <= 50
         assert outbox.bytes == sum(map(size_of, held))
+
+
+class NoRoom(dict[int, Sealed]):
+    """Memory ends while a table grows."""
+
+    def __setitem__(self, key: int, value: Sealed) -> None:
+        raise MemoryError
+
+
+def test_a_block_for_which_there_is_no_memory_was_never_added() -> None:
+    outbox = Outbox(10, 1 << 20)
+    first = seal(BLOCK, id=1, body=b"x")
+    outbox.add(first)
+    second = seal(BLOCK, id=2, link=first.chain, body=b"y")
+    kept, outbox._blocks = outbox._blocks, NoRoom()
+    with pytest.raises(MemoryError):
+        outbox.add(second)
+    outbox._blocks = kept
+    assert (outbox.last, outbox.chain, outbox.bytes) == (1, first.chain, first.size)
+    outbox.add(second)
+    assert outbox.last == 2

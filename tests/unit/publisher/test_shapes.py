@@ -5,14 +5,16 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import msgpack
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 
 import esp_pubsub as esp
-from tests.unit.workbench import ROW, Bench
+from tests.unit.workbench import ROW, SYMBOLS, Bench
 from tests.unit.workbench import TRADES as SCHEMA
+from tests.unit.workbench import block as written
 
 
 @dataclasses.dataclass
@@ -256,3 +258,37 @@ def test_options_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
 def test_a_sequence_cannot_go_on_from_where_none_can_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(esp.ConfigError):
         esp.Resume("name", **wrong)
+
+
+MALFORMED = [
+    b"", b"\xc1", msgpack.packb([1, 0, [[1]]]), msgpack.packb([1, 0, [[1, 2]]]), msgpack.packb([255, 0, [[1, "x"]]]),
+    msgpack.packb([6, 0, [[1, "x"]]]), msgpack.packb([b"\x09", 0, [[1, "x"]]]), msgpack.packb([1, 0, [["a", "x"]]]),
+    msgpack.packb([1, 0, [[1, "x"], [2, "y"]]]), b"\x93\x01\x00\x91\x92\x01\xa1\xff", b"\xdd\xff\xff\xff\xff",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", MALFORMED, ids=repr)
+async def test_a_block_that_was_received_and_cannot_be_read_is_not_passed_on(bench: Bench, body: bytes) -> None:
+    async with await bench.publisher(SYMBOLS) as pub:
+        await bench.raw(written(1, body=body))
+        [bad] = await bench.blocks(1)
+        with pytest.raises(esp.ValueRefused, match="cannot be read, so it is not passed on"):
+            await pub.inject(bad)
+        assert (await pub.inject([(1, "x")])).id == 1, "nothing has happened"
+
+
+class Memory(dict[str, object]):
+    """Memory ends while a row is looked at."""
+
+    def get(self, key: object, default: object = None) -> Any:
+        raise MemoryError
+
+
+async def test_a_publisher_that_finds_no_memory_is_whole_and_has_given_no_id(bench: Bench) -> None:
+    async with await bench.publisher(SYMBOLS) as pub:
+        deliveries = [await pub.inject([(1, "x")])]
+        with pytest.raises(MemoryError):
+            await pub.inject([Memory(id=2)])
+        deliveries += [await pub.inject([(2, "y")])]
+        assert [await delivery for delivery in deliveries] == ["acked", "acked"]
+    assert [each.id for each in await bench.blocks(2)] == [1, 2]

@@ -7,6 +7,7 @@ import gzip
 import struct
 import zlib
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from esp_pubsub.bus import Break, Message
 from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.transports.rabbitmq.stream import StreamFeed, Streams
-from esp_pubsub.transports.rabbitmq.stream_link import Address, Key, Link, chunk, connect
+from esp_pubsub.transports.rabbitmq.stream_link import OK, Address, Key, Link, chunk, connect
 from esp_pubsub.transports.rabbitmq.stream_messages import messages_of, publication
 
 BASE = 1 << 60
@@ -128,6 +129,28 @@ async def _connect_to(serve: Served) -> None:
     async with server:
         hosts = (server.sockets[0].getsockname()[:2],)
         await connect(Address(hosts, "guest", "guest", "/", context=None, timeout=0.3))
+
+
+class Noted:
+    """A broker that keeps what is stored as the base of a stream."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+    async def ask(self, key: Key, content: bytes) -> tuple[int, bytes]:
+        return OK, self.base.to_bytes(8, "big")
+
+    def send(self, key: Key, *content: bytes) -> None:
+        self.base = int.from_bytes(content[-1], "big")
+
+
+@pytest.mark.parametrize("forged", [(1 << 64) - 1, (1 << 63) + 1])
+async def test_a_base_that_leaves_no_room_for_positions_is_replaced(forged: int) -> None:
+    broker: Any = Noted(forged)
+    streams = Streams(Address((), "guest", "guest", "/", context=None, timeout=1.0), {})
+    base = await streams.base(broker, "s", make=False)
+    assert base == broker.base < 1 << 63
+    assert await streams.base(broker, "s", make=False) == base
 
 
 async def test_a_broker_that_does_not_answer_is_unavailable() -> None:
