@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.client import AIOKafkaClient
+from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.errors import (
     AuthenticationFailedError,
@@ -43,6 +46,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 
+from esp_pubsub.backoff import Backoff
 from esp_pubsub.errors import BusRefused, BusUnavailable, EspError
 
 from .options import Settings
@@ -66,6 +70,8 @@ _REFUSED = (
 _AS_SET = -1
 _LARGEST = 1_048_588  # a broker's message.max.bytes unless it is set otherwise
 _log = logging.getLogger("esp_pubsub.kafka")
+_SAID_AGAIN, _SAID_KEPT = 60.0, 100  # seconds after which the client may say the same again, and of how many texts
+_ASKED_AGAIN = 0.02, 0.5  # seconds between two questions for a topic that is not there
 _AUTHENTICATE = 36  # the protocol's number of what carries passwords and tokens
 
 
@@ -81,7 +87,40 @@ class _NoPasswords(logging.Filter):
         return True
 
 
+class _Seldom(logging.Filter):
+    """The client says with each answer of a broker that a topic is not there; once in a while is enough."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if record.created < self._said.get(text, -math.inf) + _SAID_AGAIN:
+            return False
+        if len(self._said) >= _SAID_KEPT:
+            del self._said[next(iter(self._said))]
+        self._said[text] = record.created
+        return True
+
+
 logging.getLogger("aiokafka.conn").addFilter(_NoPasswords())
+logging.getLogger("aiokafka.cluster").addFilter(_Seldom())
+
+
+def paced(client: AIOKafkaClient) -> None:
+    """Have a client ask again a little later each time for a topic that is not there: it asks without a pause."""
+    update, backoff = client._metadata_update, Backoff(*_ASKED_AGAIN)  # noqa: SLF001
+
+    async def asked(cluster: ClusterMetadata, topics: Sequence[str]) -> Any:
+        answer = await update(cluster, topics)
+        if all(cluster.partitions_for_topic(topic) for topic in topics):
+            backoff.reset()
+        else:
+            await asyncio.sleep(backoff.next())
+        return answer
+
+    client._metadata_update = asked  # noqa: SLF001
 
 
 @contextmanager
@@ -142,7 +181,7 @@ class Link:
     def producer(self, batch_bytes: int) -> AIOKafkaProducer:
         """A producer that is not started yet. Not idempotent unless told so: then it would never give a batch up."""
         settings = self.settings
-        return AIOKafkaProducer(
+        producer = AIOKafkaProducer(
             **self._common,
             acks="all",
             max_batch_size=batch_bytes,
@@ -150,10 +189,12 @@ class Link:
             compression_type=settings.compression,
             enable_idempotence=settings.idempotent,
         )
+        paced(producer.client)
+        return producer
 
     def consumer(self, **more: Any) -> AIOKafkaConsumer:
         """A consumer that is not started yet, commits nothing by itself, and says when a position is not there."""
-        return AIOKafkaConsumer(
+        consumer = AIOKafkaConsumer(
             **self._common,
             enable_auto_commit=False,
             auto_offset_reset="none",
@@ -161,6 +202,8 @@ class Link:
             max_partition_fetch_bytes=self.settings.options.fetch_size,
             **more,
         )
+        paced(consumer._client)  # noqa: SLF001
+        return consumer
 
     @asynccontextmanager
     async def started(self, client: Any, what: str) -> AsyncIterator[None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import NodeNotReadyError
 
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
-from esp_pubsub.transports.kafka.link import Link, security, words
+from esp_pubsub.testing.virtual import run_virtual
+from esp_pubsub.transports.kafka.link import Link, paced, security, words
 from esp_pubsub.transports.kafka.options import KafkaOptions, settings
 
 AT = TopicPartition("t", 0)
@@ -185,3 +188,42 @@ def test_an_encrypted_key_without_its_password_asks_nobody(monkeypatch: pytest.M
     config = "security.protocol=ssl;ssl.certificate.location=c.pem;ssl.key.location=k.pem"
     security(settings(KafkaOptions("h:1", globalconfig=config)))
     context.load_cert_chain.assert_called_once_with("c.pem", "k.pem", "")
+
+
+class Asked:
+    """A client whose cluster has no topic until it was asked so often."""
+
+    def __init__(self, there_after: int) -> None:
+        self.there_after = there_after
+        self.times: list[float] = []
+
+    async def _metadata_update(self, cluster: Any, topics: Any) -> bool:
+        self.times.append(asyncio.get_running_loop().time())
+        return True
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return {0} if len(self.times) > self.there_after else None
+
+
+def test_a_client_asks_for_a_topic_that_is_not_there_a_little_later_each_time() -> None:
+    async def scene(_: Any) -> None:
+        asked: Any = Asked(there_after=20)
+        paced(asked)
+        began = asyncio.get_running_loop().time()
+        for _ in range(25):
+            assert await asked._metadata_update(asked, ["t"])
+        pauses = [after - before for before, after in itertools.pairwise([began, *asked.times])]
+        assert pauses[0] == 0
+        assert all(0.01 <= pause <= 0.5 for pause in pauses[1:21])
+        assert min(pauses[7:21]) >= 0.25
+        assert pauses[21:] == [0] * 4, "it is there"
+
+    run_virtual(scene)
+
+
+def test_the_client_says_once_in_a_while_that_a_topic_is_not_there(caplog: pytest.LogCaptureFixture) -> None:
+    log = logging.getLogger("aiokafka.cluster")
+    for _ in range(100):
+        log.error("Topic %s not found in cluster metadata", "seldom-1")
+    log.error("Topic %s not found in cluster metadata", "seldom-2")
+    assert len([each for each in caplog.records if "seldom" in each.getMessage()]) == 2
