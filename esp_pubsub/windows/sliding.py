@@ -81,8 +81,10 @@ class SlidingByStamp(Sliding):
         return why
 
     def _put(self, key: Any, row: Row, out: Out) -> None:
+        time, held = self._stamps.of(row), self._table.rows.get(key)
         self._table.put(key, row)
-        time = self._stamps.of(row)
+        if held is not None and self._stamps.of(held) == time:
+            return
         place = bisect_right(self._times, time, self._head[0])
         self._order.insert(place, key)
         self._times.insert(place, time)
