@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import random
 from bisect import bisect_left, insort
@@ -236,4 +237,5 @@ async def measure(report: Report) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("esp_pubsub").setLevel(logging.ERROR)  # roles are no news here
     main("windows", measure, {role.__name__: role for role in (fill, compute, alone, plain, hold)})
