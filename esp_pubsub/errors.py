@@ -205,6 +205,8 @@ class Switched(EspError):
 
     version: str
     place: int
+    needed: bool
+    """Whether the other version needs a snapshot of this place."""
 
 
 class InputLost(EspError):

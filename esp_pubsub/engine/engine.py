@@ -252,6 +252,8 @@ class Engine:
 
     async def _leave_state(self, switched: Switched) -> Switched:
         """Leave what the members of the other version begin with; returns what is to be said of it."""
+        if not switched.needed:
+            return switched
         why = "pass snapshots= with a directory"
         if self._snapshots is not None:
             try:
@@ -265,6 +267,7 @@ class Engine:
             "its version again: it steps up to there, leaves a snapshot, and ends",
             version=switched.version,
             place=switched.place,
+            needed=True,
         )
 
     # the group

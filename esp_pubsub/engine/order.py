@@ -128,18 +128,25 @@ class Span(NamedTuple):
     end: int | None = None
     """Where another version took over, if that is known already."""
 
+    def includes(self, place: int) -> bool:
+        """Whether a snapshot of this place may be of this version, and of no later one of its name that did nothing."""
+        return self.end is None or place <= self.end
+
     def check(self, order: Order) -> None:
         """Raise Switched if the version ends with what the order read last."""
         if order.last == self.end or (order.last > self.judged and order.runs.name != self.version):
-            raise self.over(order.runs.name, order.last)
+            raise self.over(order.runs.name, order.last, needed=order.runs.place == order.last)
 
-    def over(self, version: str, place: int) -> Switched:
-        """The error for a member whose version is over, for this one goes on from this entry on."""
+    def over(self, version: str, place: int, *, needed: bool = False) -> Switched:
+        """The error for a member whose version is over, for this one goes on from this entry on. `needed`: with the
+        state there; else this member's version has done nothing, and the snapshot with which it began is good.
+        """
         return Switched(
             f"the engine runs version {version!r} of the model from entry {place} of its order on, and this member has "
             f"version {self.version!r}",
             version=version,
             place=place,
+            needed=needed,
         )
 
 

@@ -189,7 +189,7 @@ class Restoring:
         if self._ahead is None:
             await self._read_ahead(start.order, start.order_place)
         part, span = self._part, self._span
-        if part is None or not part.takes(snapshot.version, snapshot.place):
+        if part is None or not span.includes(snapshot.place) or not part.takes(snapshot.version, snapshot.place):
             raise self._of_another_version(snapshot)
         if snapshot.place == span.end:
             raise span.over(self._runs.name, snapshot.place)

@@ -105,3 +105,22 @@ def test_a_member_of_the_version_before_ends_at_the_switch() -> None:
     with pytest.raises(Switched, match="version '2' of the model from entry 3") as caught:
         span.check(order)
     assert (caught.value.version, caught.value.place) == ("2", 3)
+
+
+def test_what_a_version_left_that_did_nothing_is_no_snapshot_of_an_earlier_one_of_its_name() -> None:
+    runs = after(WORK, to("2"), WORK, to("1"), to("2"))  # version 1 took over at entry 5, and again not at 6
+    assert (runs.name, runs.place) == ("2", 3)
+    span = Span("1", 1, judged=6, end=runs.place)
+    assert span.includes(3)
+    assert not span.includes(6)
+
+
+def test_a_version_that_did_nothing_leaves_no_snapshot_in_the_place_of_the_one_that_is_needed() -> None:
+    order, needed = Order(7, 0, 1, 0, Version("1")), []
+    for entry, ours in ((WORK, "1"), (to("2"), "1"), (to("1"), "2")):
+        say(order, entry)
+        try:
+            Span(ours).check(order)
+        except Switched as switched:
+            needed.append(switched.needed)
+    assert needed == [True, False]
