@@ -27,7 +27,7 @@ _log = logging.getLogger("esp_pubsub.engine")
 _READ_BLOCKS, _READ_BYTES = 1_000, 4 << 20
 _AHEAD_BLOCKS, _AHEAD_BYTES = 10_000, 64 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 2.0
-_SILENT = 5.0  # seconds after which an input that has never had anything is reported
+_SILENT = 30.0  # seconds after which an input that has never had anything is reported
 NEW_RUN = (
     "begin a new run on all members (run=..., --run); with repeat=True, or --repeat, it begins with the last snapshot, "
     "and what came after that is emitted again"
