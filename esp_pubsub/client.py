@@ -45,6 +45,7 @@ from .subscriber_options import Begin, SubscriberOptions, check_group, check_sta
 from .writer import BlockWriter
 
 if TYPE_CHECKING:
+    from .scheduler.client import SchedulerClient
     from .telemetry import Telemetry
 
 _log = logging.getLogger("esp_pubsub")
@@ -418,6 +419,13 @@ class Client:
         self._check()
         caller = self._callers.setdefault((url, answers), Caller(self, url, answers))
         return await caller.call(rows, opcode, timeout, self._tasks)
+
+    def scheduler(self, url: str) -> SchedulerClient:
+        """The scheduler at `url`, a project and a contquery, to schedule with (extra `scheduler`)."""
+        from .scheduler.client import SchedulerClient
+
+        self._check()
+        return SchedulerClient(self, url)
 
     async def quiesce(self, url: str, timeout: float = 30.0) -> None:
         """Have the engine at `url` work off what its inputs hold now, and wait until the bus has what came of it."""

@@ -6,7 +6,7 @@ A request that changes something is a command to the engine (`client.call`), one
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -14,15 +14,14 @@ from aiohttp import web
 
 import esp_pubsub as esp
 
+from .client import SchedulerClient
 from .cron import cron
 from .describe import describe
 from .dialects import CronRefused
-from .events import refused
+from .events import Refused, refused
 
 _MOST = 10_000  # events of one request
-_ANSWERS = 20.0  # seconds to wait for the engine
-_FIELDS = ("tenant", "id", "eventTime", "payload", "mode", "deliveryOption", "version")
-_TEXTS = _FIELDS[:-1]
+_FIELDS = ("tenant", "id", "eventTime", "payload", "mode", "deliveryOption")
 _ROLES = {"active": "Master"}
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -32,8 +31,7 @@ class Api:
 
     def __init__(self, client: esp.Client, url: str, members: Callable[[], Sequence[tuple[str, str]]]) -> None:
         """`members`: of the engine, their names and roles."""
-        self._client = client
-        self._url = url
+        self._scheduler = SchedulerClient(client, url)
         self._members = members
 
     def routes(self) -> list[web.RouteDef]:
@@ -75,74 +73,53 @@ class Api:
         items = await _body(request, list)
         if not items or len(items) > _MOST:
             return web.json_response([], status=400)
-        answers = await self._events([_row(item) for item in items])
+        answers = await self._scheduler.schedule(items)
         rejected = sum(answer["eventStatus"] == "REJECTED" for answer in answers)
         status = 200 if not rejected else 206 if rejected < len(items) else 400
         return web.json_response(
             [_said(item) | answer for item, answer in zip(items, answers, strict=True)], status=status
         )
 
-    async def _events(self, rows: list[tuple[Any, ...] | str]) -> list[dict[str, Any]]:
-        """The answer to each row; a text in its place says why it is none."""
-        sound = [row for row in rows if not isinstance(row, str)]
-        found = iter(
-            await self._client.call(f"{self._url}/Events", sound, answers=f"{self._url}/Answers", timeout=_ANSWERS)
-            if sound
-            else []
-        )
-        return [_rejected(400, row) if isinstance(row, str) else _answer(next(found)) for row in rows]
-
     async def _find(self, request: web.Request) -> web.Response:
-        return await self._asked({"ask": "find", "tenant": _given(request, "tenant"), "id": _given(request, "id")})
+        return await self._asked("find", tenant=_given(request, "tenant"), id=_given(request, "id"))
 
     async def _dry_run(self, request: web.Request) -> web.Response:
         tenant, id = _given(request, "tenant"), _given(request, "id")
-        found = (await self._events([(tenant, id, None, None, "DRYRUN", None, None)]))[0]
+        (found,) = await self._scheduler.schedule([{"tenant": tenant, "id": id, "mode": "DRYRUN"}])
         if "error" in found:
-            return web.json_response(_refusal(found["error"]), status=found["error"]["code"])
-        return await self._asked({"ask": "find", "tenant": tenant, "id": id})
+            return _refusal(found["error"]["code"], found["error"]["message"])
+        return await self._asked("find", tenant=tenant, id=id)
 
     # what is asked
 
     def _ask_for(self, what: str, key: str | None = None) -> Handler:
         async def answer(request: web.Request) -> web.Response:
             asked = {name: int(text) if _is_number(name, text) else text for name, text in request.query.items()}
-            return await self._asked({"ask": what, **asked}, key)
+            return await self._asked(what, key, **asked)
 
         return answer
 
-    async def _asked(self, question: dict[str, Any], key: str | None = None) -> web.Response:
-        answer = (await self._client.ask(self._url, question, timeout=_ANSWERS)).value
-        if "error" in answer:
-            status = answer["code"]
-            return web.json_response(_not_found() if status == 404 else {"message": answer["error"]}, status=status)
+    async def _asked(self, question: str, key: str | None = None, /, **of: Any) -> web.Response:
+        try:
+            answer = await self._scheduler.ask(question, **of)
+        except Refused as refusal:
+            return _refusal(refusal.code, str(refusal))
         return web.json_response(answer if key is None else answer[key])
 
     # tenants and crons
 
-    async def _command(self, body: dict[str, Any]) -> dict[str, Any]:
-        """What the engine answers to a command. Raises the HTTP error that it says."""
-        row = ("", msgspec.json.encode(body).decode())
-        found = await self._client.call(
-            f"{self._url}/Commands", [row], answers=f"{self._url}/Answers", timeout=_ANSWERS
-        )
-        _, code, _, _, _, _, _, message, answer = found[0]
-        if code != 200:
-            raise refused(code, message or "the scheduler refused this")
-        return dict(msgspec.json.decode(answer))
-
     async def _register(self, request: web.Request) -> web.Response:
         body = await _body(request, dict)
-        await self._command({"do": "tenant", **body})
-        return await self._asked({"ask": "tenants"}, "tenants")
+        await self._scheduler.command("tenant", **body)
+        return await self._asked("tenants", "tenants")
 
     async def _tenant(self, request: web.Request) -> web.Response:
         tenant = request.query.get("tenant")
-        body = {"do": request.match_info["do"]} | ({} if tenant is None else {"tenant": tenant})
-        return web.json_response(await self._command(body))
+        of = {} if tenant is None else {"tenant": tenant}
+        return web.json_response(await self._scheduler.command(request.match_info["do"], **of))
 
     async def _set_cron(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._command({"do": "cron", **await _body(request, dict)}))
+        return web.json_response(await self._scheduler.command("cron", **await _body(request, dict)))
 
     async def _describe(self, request: web.Request) -> web.Response:
         expression, kind = _given(request, "expression"), request.query.get("type", "QUARTZ")
@@ -154,17 +131,17 @@ class Api:
 
     async def _crons_of(self, request: web.Request) -> web.Response:
         at = request.match_info
-        return await self._asked({"ask": "crons", "tenant": at["tenant"], "id": at["id"]}, "crons")
+        return await self._asked("crons", "crons", tenant=at["tenant"], id=at["id"])
 
     async def _remove_cron(self, request: web.Request) -> web.Response:
-        return web.json_response(await self._command({"do": "remove cron", **request.match_info}))
+        return web.json_response(await self._scheduler.command("remove cron", **request.match_info))
 
     async def _log(self, request: web.Request) -> web.Response:
-        return await self._asked({"ask": "log", **request.match_info})
+        return await self._asked("log", **request.match_info)
 
     async def _cron(self, request: web.Request) -> web.Response:
         at = dict(request.match_info)
-        return web.json_response(await self._command({**at, "do": f"{at['do']} cron"}))
+        return web.json_response(await self._scheduler.command(f"{at.pop('do')} cron", **at))
 
 
 def _is_number(name: str, text: str) -> bool:
@@ -188,38 +165,10 @@ def _given(request: web.Request, name: str) -> str:
     return text
 
 
-def _row(item: Any) -> tuple[Any, ...] | str:
-    """A row of the window Events, or why there is none."""
-    if not isinstance(item, dict):
-        return "an event is a JSON object"
-    if unknown := item.keys() - {*_FIELDS}:
-        return f"{min(unknown)!r:.60} is no field of an event: {', '.join(_FIELDS)}"
-    if wrong := [name for name in _TEXTS if not isinstance(item.get(name), str | None)]:
-        return f"{wrong[0]} is a text"
-    version = item.get("version")
-    if isinstance(version, bool) or not isinstance(version, int | None) or not -(1 << 63) <= (version or 0) < 1 << 63:
-        return "version is a number"
-    return tuple(item.get(name) for name in _FIELDS)
-
-
 def _said(item: Any) -> dict[str, Any]:
     """What an answer repeats of its request."""
-    return {name: item.get(name) for name in _FIELDS[:-1]} if isinstance(item, dict) else {}
+    return {name: item.get(name) for name in _FIELDS} if isinstance(item, dict) else {}
 
 
-def _answer(row: tuple[Any, ...]) -> dict[str, Any]:
-    _, code, status, _, _, version, event_id, message, _ = row
-    answer: dict[str, Any] = {"eventStatus": status, "eventId": event_id, "version": version}
-    return answer if code == 200 else answer | {"error": {"code": code, "message": message}}
-
-
-def _rejected(code: int, why: str) -> dict[str, Any]:
-    return {"eventStatus": "REJECTED", "error": {"code": code, "message": why}}
-
-
-def _refusal(error: Mapping[str, Any]) -> dict[str, Any]:
-    return _not_found() if error["code"] == 404 else {"message": error["message"]}
-
-
-def _not_found() -> dict[str, Any]:
-    return {"status": "not found"}
+def _refusal(code: int, why: str) -> web.Response:
+    return web.json_response({"status": "not found"} if code == 404 else {"message": why}, status=code)

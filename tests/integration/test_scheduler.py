@@ -205,6 +205,24 @@ async def test_crons_are_set_described_listed_and_removed(api: Web, target: tupl
     assert (await api.get("/cron/a%2Fb/c"))[1] == []
 
 
+async def test_it_is_used_from_python_over_the_bus(bus_directory: Path) -> None:
+    async with scheduler(bus_directory) as (process, _), esp.init(dir=bus_directory) as us:
+        await leads(process.engine)
+        ours = us.scheduler(URL)
+        await ours.register("t", "MESSAGING", {"window": "Fires"})
+        at = datetime.now(UTC) + timedelta(seconds=60)
+        answers = await ours.schedule([{"tenant": "t", "id": "1", "eventTime": at}, {"tenant": "nobody", "id": "1"}])
+        assert [answer["eventStatus"] for answer in answers] == ["ACCEPTED", "REJECTED"]
+        assert (await ours.ask("find", tenant="t", id="1"))["eventStatus"] == "UN_PROCESSED"
+        assert await ours.cancel("t", "1") and not await ours.cancel("t", "1")
+        with pytest.raises(esp.EspError, match="not found"):
+            await ours.ask("find", tenant="t", id="1")
+        with pytest.raises(esp.EspError, match="no command"):
+            await ours.command("what nobody knows", do="tenant", self="x")
+        cron = await ours.cron("t", "c", "0 0 12 * * ?", zone="Europe/Berlin")
+        assert cron["cron"]["zone"] == "Europe/Berlin"
+
+
 async def test_two_processes_fire_each_event_once_though_one_of_them_ends(
     bus_directory: Path, target: tuple[Target, str]
 ) -> None:
