@@ -177,11 +177,22 @@ def test_a_killed_zookeeper_is_back_with_its_nodes(zookeeper):
     client.close()
 
 
+def has_written(directory: Path, text: bytes) -> bool:
+    """Whether the broker's list of durable queues says so on the disk."""
+    files = [
+        file for file in directory.rglob("*") if file.suffix in (".LOG", ".DCL", ".DCD", ".wal") and file.is_file()
+    ]
+    return any(text in file.read_bytes() for file in files)
+
+
 async def test_a_killed_rabbitmq_is_back_with_what_it_confirmed(own_rabbitmq):
     with suppress(aio_pika.exceptions.AMQPError, OSError):  # nobody says good-bye to a killed broker
         async with channel(own_rabbitmq.url) as before:
             await before.declare_queue("killed", durable=True)
             await before.default_exchange.publish(aio_pika.Message(b"kept", delivery_mode=PERSISTENT), "killed")
+            async with asyncio.timeout(60):
+                while not await asyncio.to_thread(has_written, own_rabbitmq.directory, b"killed"):
+                    await asyncio.sleep(0.02)  # the broker writes what queues there are a little later
             own_rabbitmq.kill()
     assert not own_rabbitmq.nodes[0].running
     await asyncio.to_thread(own_rabbitmq.restart)

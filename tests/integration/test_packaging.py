@@ -69,7 +69,7 @@ def test_the_wheel_holds_what_users_test_with_and_not_how_the_protocol_is_checke
     folder = "esp_pubsub/testing/"
     offered = {name.removeprefix(folder) for name in names if name.startswith(folder)}
     assert {name for name in offered if not name.startswith("_")} == {
-        "conformance.py", "election_conformance.py", "faults.py", "history.py", "models.py", "virtual.py"
+        "conformance.py", "election_conformance.py", "faults.py", "history.py", "models.py", "plugin.py", "virtual.py"
     }  # fmt: skip
     assert {re.sub("-.*", "", name.partition("/")[0]) for name in names} == {"esp_pubsub"}  # and no tests
 
