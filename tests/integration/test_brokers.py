@@ -191,7 +191,7 @@ async def test_a_killed_rabbitmq_is_back_with_what_it_confirmed(own_rabbitmq):
             await before.declare_queue("killed", durable=True)
             await before.default_exchange.publish(aio_pika.Message(b"kept", delivery_mode=PERSISTENT), "killed")
             async with asyncio.timeout(60):
-                while not await asyncio.to_thread(has_written, own_rabbitmq.directory, b"killed"):
+                while not await asyncio.to_thread(has_written, own_rabbitmq.directory, b"killed"):  # noqa: ASYNC110
                     await asyncio.sleep(0.02)  # the broker writes what queues there are a little later
             own_rabbitmq.kill()
     assert not own_rabbitmq.nodes[0].running
