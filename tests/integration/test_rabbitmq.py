@@ -204,9 +204,9 @@ async def test_a_groups_state_that_is_too_large_to_be_kept_is_refused(rabbitmq: 
     ("wrong", "error", "says"),
     [
         ({"password": "nix-da"}, BusRefused, "check userid and password"),
-        ({"vhost": "nix"}, BusRefused, "virtual host 'nix'.*check vhost"),
+        ({"vhost": "nix"}, BusRefused, "vhost nix not found.*check vhost"),
         ({"password": "nix-da", "mode": "stream"}, BusRefused, "check userid and password"),
-        ({"vhost": "nix", "mode": "stream"}, BusRefused, "virtual host 'nix'.*check vhost"),
+        ({"vhost": "nix", "mode": "stream"}, BusRefused, "vhost nix not found.*check vhost"),
         ({"port": 1}, BusUnavailable, "127.0.0.1:1"),
         ({"streamport": 1, "mode": "stream"}, BusUnavailable, "streams at 127.0.0.1:1"),
         ({"ssl": True}, BusRefused, "check port, ssl"),

@@ -390,9 +390,10 @@ async def test_what_the_broker_refuses_is_refused(rabbitmq: RabbitMQ, name: str)
         async with opened(rabbitmq) as streams:
             with pytest.raises(BusRefused, match="is a queue, and no stream"):
                 await streams.pipe(name)
-    for who, why in (({"password": "x"}, "wrong user or password"), ({"vhost": "x"}, "no access to the virtual host")):
-        with pytest.raises(BusRefused, match=why):
-            await streams_at(rabbitmq.stream_port, **who).begin()
+    with pytest.raises(BusRefused, match="wrong user or password"):
+        await streams_at(rabbitmq.stream_port, password="x").begin()
+    with pytest.raises(BusUnavailable, match="no access to the virtual host"):  # by a limit, perhaps: it does not say
+        await streams_at(rabbitmq.stream_port, vhost="x").begin()
     with pytest.raises(BusUnavailable):
         await streams_at(1).begin()
 

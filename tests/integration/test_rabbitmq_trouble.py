@@ -392,3 +392,37 @@ async def test_nothing_is_left_behind_by_cuts_of_all_links(rabbitmq: RabbitMQ, m
     """`python -m tests.chaos.cuts` cuts 300 times, and counts objects too: here are those of all tests before."""
     said: list[str] = []
     assert {*await cuts.play(rabbitmq, mode, 10, 4, said.append)} <= {"objects"}, "\n".join(said)
+
+
+LIMITS = pytest.mark.parametrize("mode", ["persistent", "stream"])
+
+
+@LIMITS
+async def test_a_limit_that_passes_is_waited_out_and_reported_in_the_broker_s_words(
+    own_rabbitmq: RabbitMQ, url: str, mode: str
+) -> None:
+    notices: list[Notice] = []
+    async with (
+        reading(own_rabbitmq, url, notices, "g", mode=mode) as reader,
+        publishing(own_rabbitmq, url, mode=mode) as publisher,
+    ):
+        await inject(publisher, 1, 20)
+        await reader.to(20, confirm_every=7)
+        await asyncio.to_thread(own_rabbitmq.ctl, "set_vhost_limits", '{"max-connections":0}')
+        with pytest.raises(BusUnavailable, match=r"connection limit \(0\) is reached"):
+            async with opened(own_rabbitmq, mode=mode):
+                pass
+        await asyncio.to_thread(own_rabbitmq.ctl, "close_all_connections", "limit")
+        delivery = await inject(publisher, 21, 40)
+        await asyncio.to_thread(own_rabbitmq.ctl, "clear_vhost_limits")
+        async with asyncio.timeout(60):
+            await delivery
+        await reader.to(40)
+        await _confirm(reader)
+
+
+async def test_a_limit_of_queues_is_trouble_in_the_broker_s_words(own_rabbitmq: RabbitMQ, url: str) -> None:
+    await asyncio.to_thread(own_rabbitmq.ctl, "set_vhost_limits", '{"max-queues":0}')
+    async with opened(own_rabbitmq, mode="persistent") as bus:
+        with pytest.raises(BusUnavailable, match=r"queue limit in vhost .* is reached"):
+            await bus.retain(topic_of(url), "schema", b"x")

@@ -17,18 +17,20 @@ from aiormq.exceptions import (
     AMQPConnectionError,
     AuthenticationError,
     ChannelInvalidStateError,
-    InvalidFrameError,
+    ConnectionClosed,
     ProbableAuthenticationError,
 )
+from pamqp import commands
 from yarl import URL
 
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
-from .channel import Channel, is_blocked, trouble
+from .channel import PASSES, Channel, is_blocked, trouble
 from .options import RabbitOptions, plain
 
 T = TypeVar("T")
 Purpose = str
+_NO_LOGIN = 403
 _LEAVE = 2.0  # seconds that a connection has to close in good order
 
 
@@ -47,6 +49,26 @@ class _Transport(aiormq.connection.TransportFactory):
     def abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
+
+
+class _Heard:
+    """What a broker says while a connection is opened. The client drops the words with which it closes one."""
+
+    def __init__(self, frames: Any) -> None:
+        self._frames = frames
+
+    async def get_frame(self) -> Any:
+        found = await self._frames.get_frame()
+        if isinstance(closed := found[2], commands.Connection.Close) and closed.reply_code != _NO_LOGIN:
+            raise ConnectionClosed(closed.reply_code, closed.reply_text)
+        return found
+
+
+class _Connection(aiormq.connection.Connection):
+    @staticmethod
+    async def _rpc(request: Any, writer: Any, frame_receiver: Any, wait_response: bool = True) -> Any:
+        heard: Any = _Heard(frame_receiver)
+        return await aiormq.connection.Connection._rpc(request, writer, heard, wait_response)  # noqa: SLF001
 
 
 class Link:
@@ -140,7 +162,7 @@ class Link:
                 scheme="amqp", user=options.userid, password=password, host=host, port=port,
                 query={"heartbeat": str(int(options.heartbeat)), "name": f"esp-pubsub {purpose}"},
             )  # fmt: skip
-            connection = aiormq.connection.Connection(url, transport_factory=transport)
+            connection = _Connection(url, transport_factory=transport)
             connection.vhost = options.vhost
             try:
                 await self.ask(f"RabbitMQ at {host}:{port}", connection.connect())
@@ -159,10 +181,10 @@ class Link:
         options, cause = self.options, error.__cause__
         if isinstance(cause, ProbableAuthenticationError | AuthenticationError):
             return BusRefused(f"{error}; check userid and password")
-        if isinstance(cause, InvalidFrameError) and "OpenOk" in str(cause):  # all that is left of the broker's reason
-            return BusRefused(
-                f"there is no virtual host {options.vhost!r}, or {options.userid} may not use it: check vhost"
-            )
+        if isinstance(cause, ConnectionClosed):
+            if any(words in str(error) for words in PASSES):
+                return error
+            return BusRefused(f"{error}; check vhost, and what {options.userid} may do there")
         if isinstance(cause, ssl.SSLCertVerificationError):
             return BusRefused(f"{error}; check sslcacert, and that host is a name of the certificate")
         if isinstance(cause, ssl.SSLError):

@@ -65,7 +65,7 @@ _CODES = {
     12: "no access to the virtual host", 13: "an unknown command", 14: "a frame too large", 15: "an internal error",
     16: "access refused", 17: "a precondition failed", 18: "there is no such publisher", 19: "no offset is stored",
 }  # fmt: skip
-_TRY_AGAIN = frozenset({2, 4, 6, 15, 18, 19})
+_TRY_AGAIN = frozenset({2, 4, 6, 12, 15, 18, 19})  # 12: by a limit too; AMQP, which is asked first, says what it is
 
 
 def trouble(code: int, what: str) -> BusError:

@@ -10,11 +10,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiormq.exceptions import ChannelPreconditionFailed
 from pamqp import body, commands, frame, header
 
 from esp_pubsub.bus import Break
-from esp_pubsub.errors import BusUnavailable
+from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 from esp_pubsub.transports.rabbitmq import Options, open_bus, pipe
+from esp_pubsub.transports.rabbitmq.channel import trouble
 from esp_pubsub.transports.rabbitmq.stream_group import StreamGroupFeed
 
 TOPIC = "host:5555/p/q/w/I"
@@ -390,3 +392,49 @@ async def test_closing_a_feed_ends_a_confirm_that_waits_for_the_broker() -> None
             await feed.aclose()
             with pytest.raises(BusUnavailable, match="closed"):
                 await confirming
+
+
+# what it says no with
+
+
+PASSING = (
+    "NOT_ALLOWED - access to vhost '/' refused for user 'guest': connection limit (0) is reached",
+    "NOT_ALLOWED - connection refused for user 'guest': user connection limit (3) is reached",
+    "INTERNAL_ERROR - access to vhost '/' refused for user 'guest': vhost '/' is down",
+    "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'",
+)
+LASTING = (
+    "NOT_ALLOWED - vhost nix not found",
+    "NOT_ALLOWED - access to vhost '/' refused for user 'guest'",
+)
+
+
+@pytest.mark.parametrize(
+    ("says", "error"), [*((says, BusUnavailable) for says in PASSING), *((says, BusRefused) for says in LASTING)]
+)
+async def test_a_no_that_passes_is_trouble_and_one_that_lasts_is_a_refusal_both_in_the_broker_s_words(
+    says: str, error: type[BusError]
+) -> None:
+    async with opened() as (double, bus):
+        double.on["Connection.Open"] = lambda writer, number, _: tell(
+            writer, number, commands.Connection.Close(530, says, 10, 40)
+        )
+        double.cut()
+        await asyncio.sleep(0.05)
+        with pytest.raises(BusError) as caught:
+            await bus.retained(TOPIC, "schema")
+    assert type(caught.value) is error
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("says", "error"),
+    [
+        ("PRECONDITION_FAILED - cannot declare queue 'x': queue limit in vhost '/' (0) is reached", BusUnavailable),
+        ("PRECONDITION_FAILED - inequivalent arg 'x-queue-type' for queue 'x'", BusRefused),
+        ("NOT_ALLOWED - number of channels opened for user 'guest' has reached the maximum allowed user limit of (0)",
+         BusUnavailable),
+    ],
+)  # fmt: skip
+def test_a_limit_passes_and_what_is_made_otherwise_does_not(says: str, error: type[BusError]) -> None:
+    assert type(trouble("making x", ChannelPreconditionFailed(says))) is error
