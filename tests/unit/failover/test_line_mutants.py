@@ -118,8 +118,10 @@ def test_the_model_check_catches(mutant: Mutant, world: str, monkeypatch: pytest
         worlds.check(scene)
 
 
-QUIET: dict[str, Any] = {"all_lead": False, "faults": 0.0, "haste": 0.0}
-PLAIN: dict[str, Any] = {**QUIET, "blocks": 40, "random_model": False, "kind": "log", "snapshots": 0.0}
+QUIET: dict[str, Any] = {
+    "input_kind": None, "snapshots": 0.0, "random_model": False, "all_lead": False, "faults": 0.0, "haste": 0.0
+}  # fmt: skip
+PLAIN: dict[str, Any] = {**QUIET, "blocks": 40, "kind": "log"}
 HAND_OVERS = tuple(
     Accident(0.3 + at * 0.05, what, who, 0.7)
     for at, (what, who) in enumerate([("stall", 0), ("hand over", 0), ("hand over", 1), ("hand over", 2)])
