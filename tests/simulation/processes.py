@@ -87,13 +87,13 @@ class Process:
         self.run.loop.spawn(self.process, self._work(self.process))
 
     async def _work(self, process: str) -> None:
-        self._clients.clear()
+        clients = self._clients = []  # of this start: one that was killed ends when its world does
         try:
             await self.work(await self.connected(self.broker))
         except Exception as error:  # noqa: BLE001  # whatever ends a process is what the run is about
             self.run.wrong(f"{process} ended by {error!r}")
         finally:  # it was killed, or its world ended: a process that is killed says nothing of what it left open
-            for client in self._clients:
+            for client in clients:
                 for left in (client, *vars(client)["_open"]):
                     vars(left)["_left_open"] = False
 

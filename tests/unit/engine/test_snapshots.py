@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import esp_pubsub as esp
+from esp_pubsub.engine import snapshots
 from tests.unit.virtual_group import World, in_a_world
 
 URL = "dfESP://sim:5555/p/q"
@@ -50,5 +55,32 @@ def test_members_that_take_snapshots_at_the_same_time_do_not_remove_each_others(
                 await asyncio.to_thread(os.utime, file, (age, age))
             await source.inject([(11,)])
         assert len(await asyncio.to_thread(lambda: list(tmp_path.glob("*.snapshot")))) == 3
+
+    in_a_world(scene)
+
+
+def test_a_member_that_is_closed_while_a_write_fails_leaves_no_error_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(snapshots, "_append", full)
+
+    async def scene(world: World) -> None:
+        source = await (await world.client("S")).publisher(f"{URL}/In", SCHEMA)
+        engine = await member(world, "A", tmp_path)
+        await source.inject([(1,)])
+        await steps(1, engine)
+        asking = asyncio.ensure_future(engine.persist())
+        while not await asyncio.to_thread(lambda: [*tmp_path.iterdir()]):  # noqa: ASYNC110  # on a virtual clock
+            await asyncio.sleep(0.0001)
+        await asyncio.sleep(0.0001)
+        engine._task.cancel()  # type: ignore[union-attr]  # the write is under way
+        with pytest.raises(esp.EspError):
+            await asking
+        await asyncio.sleep(1)
+        engine._snapshots._under_way = None  # type: ignore[union-attr]
+        gc.collect()
 
     in_a_world(scene)
