@@ -84,6 +84,23 @@ def run(folder: Path, name: str, code: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+async def test_groups_say_how_far_they_are_and_who_reads(kafka: Kafka, url: str) -> None:
+    async with publishing(kafka, url) as publisher:
+        await inject(publisher, 1, 5)
+        await publisher.flush(30)
+    async with esp.init("kafka", hostport=kafka.bootstrap) as client:
+        assert await client.groups(url, side="in") == []
+        async with client.subscriber(url, SCHEMA, side="in", group="billing") as sub:
+            for _ in range(3):
+                block = await anext(sub)
+            await sub.confirm(block)
+            [lag] = await client.groups(url, side="in")
+            assert (lag.name, lag.position, lag.behind, lag.reader) == ("billing", 3, 2, "127.0.0.1")
+            assert 0 < lag.seconds < 300 and lag.since is None
+        [lag] = await client.groups(url, side="in")
+        assert (lag.behind, lag.reader) == (2, "")
+
+
 async def test_the_ten_lines_of_the_readme_work_with_one_line_more_and_a_cfg_file(kafka: Kafka, tmp_path: Path) -> None:
     project = secrets.token_hex(4)
     (tmp_path / "kafka.cfg").write_text(f'kafka\n{{\n    hostport = "{kafka.bootstrap}"\n    partition = 0\n}}\n')

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from aiokafka import TopicPartition
 
 from esp_pubsub.address import kafka_topic
-from esp_pubsub.bus import Bounds, Capabilities, Place, Start
+from esp_pubsub.bus import Bounds, Capabilities, GroupState, Place, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
 
 from .feed import PURGED, KafkaFeed, incarnation
@@ -54,7 +54,7 @@ class KafkaBus:
         self.link = link
         self.capabilities = Capabilities(
             suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=False, catalog=True,
-            max_message_bytes=largest - ENVELOPE,
+            max_message_bytes=largest - ENVELOPE, shows_groups=True,
         )  # fmt: skip
         self._options = link.settings.options
         self._largest = largest
@@ -191,6 +191,16 @@ class KafkaBus:
     def saw_purge(self, topic_id: bytes, mark: int) -> None:
         """A reader came across the message that a purge leaves, which is there before it is retained where that is."""
         self._purges[topic_id] = max(mark, self._purges.get(topic_id, -1))
+
+    async def group_states(self, topic: str) -> Sequence[GroupState]:
+        """See `Groups.group_states`. Kafka knows who reads, and not since when."""
+        at, _, _ = await self._readable(topic)
+        states = []
+        for name, hosts in await self.link.groups(at):
+            stored = await self.link.committed(name, at)
+            position = None if stored is None else stored[0]
+            states.append(GroupState(name.removesuffix(f"@{at.topic}"), position, hosts, None))
+        return states
 
     async def topics(self) -> Sequence[str]:
         """See `Catalog.topics`: those that were opened by a client of ours and are still there."""

@@ -23,6 +23,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.client import AIOKafkaClient
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import collect_hosts, create_conn
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import (
     AuthenticationFailedError,
     ClusterAuthorizationFailedError,
@@ -437,6 +438,22 @@ class Link:
                 raise for_code(answer.error_code or error)(group)
         return None if offset < 0 else (int(offset), text or "")
 
+    async def groups(self, at: TopicPartition) -> list[tuple[str, str]]:
+        """The groups of a topic, as Kafka names them, and the host of the member that reads."""
+        admin, _ = await self._asking()
+        with words(f"asking for the groups of {at.topic}"):
+            async with asyncio.timeout(self.timeout):
+                names = [name for name, *_ in await admin.list_consumer_groups() if name.endswith(f"@{at.topic}")]
+                answers = await admin.describe_consumer_groups(names) if names else []
+        found = []
+        for answer in answers:
+            for error, name, _, _, _, members, *_ in answer.groups:
+                if error:
+                    raise for_code(error)(name)
+                hosts = [host.lstrip("/") for _, _, host, _, given in members if _has_partition(given)]
+                found.append((name, ", ".join(hosts)))
+        return sorted(found)
+
     async def delete_before(self, at: TopicPartition, position: int) -> None:
         """Let go of everything in front of a position."""
         admin, _ = await self._asking()
@@ -453,6 +470,10 @@ class Link:
                     await self.stopped(client)
         if self._stopping:
             await asyncio.wait(self._stopping)
+
+
+def _has_partition(assignment: bytes) -> bool:
+    return bool(assignment) and bool(ConsumerProtocolMemberAssignment.decode(assignment).partitions())
 
 
 def security(settings: Settings) -> ssl.SSLContext | None:
