@@ -47,7 +47,8 @@ class DeadLetters:
     """The way of one window's blocks to a window of dead letters."""
 
     def __init__(self, client: Client, url: str, topic: str) -> None:
-        """`topic`: of the window that is handled."""
+        """`topic`: of the window that is handled. AddressError where `url` is no window."""
+        Address.parse(url).require_window()
         self.url = url
         self._client = client
         self._window = f"dfESP://{topic.rpartition('/')[0]}?side={'in' if topic.endswith('/I') else 'out'}"
@@ -55,7 +56,7 @@ class DeadLetters:
         self._there: dict[tuple[int, int], int] = {}
         """By source and run: the last block that is a letter already. Blocks of one come in order."""
 
-    async def put(self, block: Block, error: Exception) -> bool:
+    async def put(self, block: Block, error: BaseException) -> bool:
         """Have the bus hold the block as a dead letter; False for one that cannot be read, and so cannot be one."""
         try:
             opcodes, flags, rows = Block(block.frame, block.schema, PLAIN).decoded()

@@ -106,6 +106,13 @@ async def handle(
         await _Handling(subscriber, function, policy, letters).run(drain)
 
 
+def _raise_if_ours(error: BaseException) -> None:
+    """A cancellation of this task goes on; one that the function made itself is an error like any other."""
+    task = asyncio.current_task()
+    if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+        raise error
+
+
 class _Handling:
     def __init__(self, subscriber: Subscriber, function: Handler, policy: OnError, letters: DeadLetters | None) -> None:
         self._subscriber = subscriber
@@ -151,14 +158,15 @@ class _Handling:
             self._at_work = True
             try:
                 await self._function(block)
-            except Exception as error:  # noqa: BLE001  # the policy says what becomes of it
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  # the policy says what becomes of it
+                _raise_if_ours(error)
                 await self._failed(block, error)
             self._at_work = False
             self._confirmer.done(block)
             if self._ending:
                 return
 
-    async def _failed(self, block: Block, error: Exception) -> None:
+    async def _failed(self, block: Block, error: BaseException) -> None:
         """Try again, and in the end do what the policy says. When this returns, the block is done."""
         pause = self._policy.delay
         for number in range(1, self._policy.times + 1):
@@ -173,13 +181,14 @@ class _Handling:
             pause *= self._policy.multiplier
             try:
                 await self._function(block)
-            except Exception as again:  # noqa: BLE001
+            except (Exception, asyncio.CancelledError) as again:  # noqa: BLE001
+                _raise_if_ours(again)
                 error = again
             else:
                 return
         await self._give_up(block, error)
 
-    async def _give_up(self, block: Block, error: Exception) -> None:
+    async def _give_up(self, block: Block, error: BaseException) -> None:
         name = block.name
         if self._policy.end == "skip":
             _log.error("block %s of %s is skipped: %s: %s", name, self._subscriber.topic, type(error).__name__, error,

@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 import esp_pubsub as esp
 from esp_pubsub import dead_letters
@@ -195,6 +197,52 @@ async def test_a_block_that_takes_too_long_to_end_comes_again(bench: Bench, capl
         await until(lambda: seen == [1])
 
 
+async def test_a_handler_that_is_cancelled_from_within_has_failed(bench: Bench) -> None:
+    await bench.publish(1)
+
+    async def gives_up(block: esp.Block) -> None:
+        raise asyncio.CancelledError
+
+    async with handling(bench, gives_up) as task:
+        stopped = await outcome(task)
+    assert isinstance(stopped, esp.HandlerFailed) and "the handler raised CancelledError" in str(stopped)
+
+
+async def test_a_handler_works_in_the_lifespan_of_a_web_service_and_ends_with_it() -> None:
+    begun, seen = asyncio.Event(), list[int]()
+
+    async def function(block: esp.Block) -> None:
+        begun.set()
+        await asyncio.sleep(0.02)
+        seen.append(block.rows()[0][0])
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with (
+            esp.init("memory", name="web") as client,
+            client.publisher(IN, SYMBOLS) as app.state.pub,
+            asyncio.TaskGroup() as tasks,
+        ):
+            handling = tasks.create_task(esp.handle(client, IN, function, group="g"))
+            yield
+            handling.cancel()
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.put("/{number}")
+    async def put(number: int) -> None:
+        await app.state.pub.inject([(number, "a")])
+
+    async with (
+        asyncio.timeout(60),
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as web,
+    ):
+        assert (await web.put("/7")).status_code == 200
+        await begun.wait()
+    assert seen == [7]
+
+
 async def test_a_pause_between_two_tries_does_not_hold_up_the_end(bench: Bench) -> None:
     await bench.publish(1)
     seen: list[int] = []
@@ -223,6 +271,7 @@ async def test_while_the_bus_is_away_handling_goes_on_and_is_confirmed_later(ben
     [
         ({"function": print}, "a handler is a function that is defined by `async def`, not <built-in"),
         ({"group": None}, "group is a name, such as 'billing', not None"),
+        ({"on_error": esp.dead_letter("dead")}, "the scheme is not dfESP"),
         ({"on_error": "retry"}, r"it is 'stop', 'skip' or esp\.dead_letter\(url\), not 'retry'"),
     ],
 )
