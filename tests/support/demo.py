@@ -1,4 +1,7 @@
-"""A demo on a broker that is there for it alone: `make demo BUS=kafka`, `make demo-engine BUS=kafka`."""
+"""A demo on a broker that is there for it alone: `make demo BUS=kafka`, `make demo-engine BUS=kafka`.
+
+SAS's experiment too: `python -m tests.support.demo kafka --demo experiment --trades 100000`.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PAGES = (
     "README", "docs/how-to/files-and-sockets", "docs/how-to/operate", "docs/how-to/come-from-sas",
-    "docs/tutorial/first-engine",
+    "docs/tutorial/first-engine", "docs/tutorial/the-experiment",
 )  # fmt: skip
 END = "@@ end of a command"
 KILLED = re.compile(r"^.*: line \d+: +\d+ Killed .*\n", re.M)  # what a shell says of a job that somebody killed
