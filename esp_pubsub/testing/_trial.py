@@ -186,7 +186,7 @@ class Trial:
         """
         found = await self.read(feed, len(sent), max_messages)
         repeated = len(again) - again.index(found[0].data) if found and found[0].data in again else 0
-        found += await self.read(feed, repeated, max_messages)
+        found += await self.read(feed, len(sent) + repeated - len(found), max_messages)
         same([message.data for message in found], [*again[len(again) - repeated :], *sent])
         return found[repeated:]
 
