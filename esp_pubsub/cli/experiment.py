@@ -33,8 +33,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 from xml.etree import ElementTree
 
+from ..engine.model import declared
 from ..testing import run_model
-from ..text import CsvFormat, CsvWriter
+from ..text import CsvWriter
 from ..windows import load_project
 from .stage import read_settings, report
 from .trades import DATEFORMAT, MOST, counts, lines, trades
@@ -51,13 +52,14 @@ _SAYS = re.compile(r"esp: (?:Standby s|Hot failover)[^\n]*")
 def write_undisturbed(of: int, place: Path) -> None:
     """What a subscriber of each aggregate writes when nothing disturbs it: what the model emits for these trades."""
     project, source = load_project(MODEL), trades(of)
+    writers = {window: CsvWriter(schema) for window, schema in declared(project)[0].outputs.items()}
     with ExitStack() as stack:
         files = {window: stack.enter_context((place / name).open("wb")) for window, name in AGGREGATES.items()}
         while rows := list(islice(source, _AT_ONCE)):
             for window, blocks in run_model(project, [("TradesSource", [row]) for row in rows]).items():
                 for block in blocks:
                     opcodes, flags, changed = block.decoded()
-                    files[window].write(CsvWriter(block.schema, CsvFormat()).write(changed, opcodes, flags))
+                    files[window].write(writers[window].write(changed, opcodes, flags))
 
 
 class Stuck(Exception):

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.support.kafka import Kafka
 
@@ -63,7 +65,15 @@ def test_the_experiment_gives_the_files_of_an_undisturbed_run_although_the_activ
         assert said in ended.stdout, ended.stdout
 
 
-def test_a_setting_without_a_value_is_refused() -> None:
-    refused = subprocess.run([*DEMO, "--bus", "kafka", "here:9092"], cwd=ROOT, capture_output=True, text=True)
-    assert refused.returncode == 2
-    assert "key=value" in refused.stderr
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--bus", "kafka", "here:9092"], "key=value"),
+        (["engine", "--full", "--bus", "kafka", "here:9092"], "key=value"),
+        (["engine", "--full", "--trades", "17"], "--trades is a number from 1,000 to 1,000,000"),
+        (["engine", "--full", "--keep", "."], "--keep is a new directory"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(arguments: list[str], says: str) -> None:
+    refused = subprocess.run([*DEMO, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
