@@ -520,7 +520,10 @@ def check_history(files: Annotated[list[Path], typer.Argument(help="Written by e
 
 @app.command(add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def demo(context: typer.Context) -> None:
-    """Run your publisher twice, kill either one, and see that nothing is missing."""
+    """Run your publisher twice, kill either one, and see that nothing is missing.
+
+    `esp demo engine` does so with an engine. `esp demo engine --full` is SAS's experiment, with 1,000,000 trades.
+    """
     from .demo import main
 
     sys.argv = ["esp demo", *context.args]
