@@ -423,6 +423,9 @@ async def test_a_limit_that_passes_is_waited_out_and_reported_in_the_broker_s_wo
 
 async def test_a_limit_of_queues_is_trouble_in_the_broker_s_words(own_rabbitmq: RabbitMQ, url: str) -> None:
     await asyncio.to_thread(own_rabbitmq.ctl, "set_vhost_limits", '{"max-queues":0}')
-    async with opened(own_rabbitmq, mode="persistent") as bus:
-        with pytest.raises(BusUnavailable, match=r"queue limit in vhost .* is reached"):
-            await bus.retain(topic_of(url), "schema", b"x")
+    try:
+        async with opened(own_rabbitmq, mode="persistent") as bus:
+            with pytest.raises(BusUnavailable, match=r"queue limit in vhost .* is reached"):
+                await bus.retain(topic_of(url), "schema", b"x")
+    finally:
+        await asyncio.to_thread(own_rabbitmq.ctl, "clear_vhost_limits")

@@ -30,7 +30,7 @@ from .bell import Bells
 from .files import Check
 from .options import EmbeddedOptions
 from .pipe import LARGEST, LAST_WORDS, EmbeddedPipe
-from .place import prepare, topic_directory
+from .place import Held, prepare, topic_directory
 from .store import Store, close_store, open_store
 
 T = TypeVar("T")
@@ -48,18 +48,24 @@ _CAPABILITIES = Capabilities(
 async def open_bus(options: EmbeddedOptions) -> EmbeddedBus:
     """Open the directory of the options, making it if needed."""
     root = await asyncio.to_thread(prepare, options.dir)
-    store = await _opened(root / "meta", _META_MAP, options, meta.is_sound)
     try:
-        return EmbeddedBus(root, options, store)
-    except BusUnavailable:
-        await asyncio.to_thread(close_store, store)
+        store = await _opened(root, root.path / "meta", _META_MAP, options, meta.is_sound)
+        try:
+            return EmbeddedBus(root, options, store)
+        except BusUnavailable:
+            await asyncio.to_thread(close_store, store)
+            raise
+    except BaseException:
+        root.let_go()
         raise
 
 
-async def _opened(path: Path, map_bytes: int, options: EmbeddedOptions, check: Check) -> Store:
+async def _opened(root: Held, path: Path, map_bytes: int, options: EmbeddedOptions, check: Check) -> Store:
     """Open a store in a thread; if the caller goes away meanwhile, it is closed again."""
     loop = asyncio.get_running_loop()
-    opening = _Opening(partial(open_store, path, map_bytes=map_bytes, disk=options.durability == "disk", check=check))
+    opening = _Opening(
+        root, partial(open_store, path, root=root, map_bytes=map_bytes, disk=options.durability == "disk", check=check)
+    )
     try:
         return await loop.run_in_executor(None, opening.carry_out)
     except asyncio.CancelledError:
@@ -75,14 +81,19 @@ class _Opening:
     its end by then.
     """
 
-    def __init__(self, open_it: Callable[[], Store]) -> None:
+    def __init__(self, root: Held, open_it: Callable[[], Store]) -> None:
+        root.hold()
+        self._root = root
         self._open_it = open_it
         self._lock = threading.Lock()
         self._store: Store | None = None
         self._abandoned = False
 
     def carry_out(self) -> Store:
-        store = self._open_it()
+        try:
+            store = self._open_it()
+        finally:
+            self._root.let_go()
         with self._lock:
             self._store = store
             if not self._abandoned:
@@ -97,9 +108,10 @@ class _Opening:
             return self._store
 
 
-def _close_all(stores: Sequence[Store]) -> None:
+def _close_all(stores: Sequence[Store], root: Held) -> None:
     for store in stores:
         close_store(store)
+    root.let_go()
 
 
 class EmbeddedBus:
@@ -107,7 +119,7 @@ class EmbeddedBus:
 
     capabilities = _CAPABILITIES
 
-    def __init__(self, root: Path, options: EmbeddedOptions, store: Store) -> None:
+    def __init__(self, root: Held, options: EmbeddedOptions, store: Store) -> None:
         self.options = options
         self.meta = store
         self.bells = Bells()
@@ -128,8 +140,8 @@ class EmbeddedBus:
         async with self._opening[name]:
             self._check_open()
             if name not in self._topics:
-                path, map_bytes = topic_directory(self._root, name), max(4 * self.options.ring_size, 1 << 30)
-                store = await _opened(path, map_bytes, self.options, log.is_sound)
+                path, map_bytes = topic_directory(self._root.path, name), max(4 * self.options.ring_size, 1 << 30)
+                store = await _opened(self._root, path, map_bytes, self.options, log.is_sound)
                 if self._closed:  # by a close that was cancelled before this came
                     await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, close_store, store))
                     self._check_open()
@@ -276,7 +288,7 @@ class EmbeddedBus:
         finally:
             self.bells.close()
             stores, self._topics = [*self._topics.values(), self.meta], {}
-            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close_all, stores))
+            await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, _close_all, stores, self._root))
 
 
 class _Reading:

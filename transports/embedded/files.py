@@ -185,7 +185,7 @@ def lock_of(path: Path) -> Lock | None:
     """LMDB's lock of an environment that is open here; None where the system, or this file system, does not tell."""
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":  # others' mutexes look otherwise
         return None
-    file = path / "lock.mdb"
+    file = path.resolve() / "lock.mdb"
     inode = os.stat(file).st_ino
     address = processes.mapped("self", file, inode)
     return Lock(file, inode, address) if address else None
@@ -220,7 +220,9 @@ def locked(folder: Path, *, alone: bool) -> Iterator[None]:
         end = time.monotonic() + _PATIENCE
         while not _tried(fcntl.flock, fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
             if time.monotonic() > end:
-                raise BusUnavailable(f"another process is opening {folder} and does not go on; continue or end it")
+                raise BusUnavailable(
+                    f"another process is opening {folder.resolve()} and does not go on; continue or end it"
+                )
             time.sleep(0.01)
         yield
     finally:
@@ -242,10 +244,12 @@ def set_aside(path: Path, broken: Broken) -> None:
     try:
         if not _tried(fcntl.lockf, fd, fcntl.LOCK_EX, 1):  # LMDB's own: whoever has the environment open shares it
             raise BusUnavailable(
-                f"{path} cannot be used ({broken}); it is set aside when the processes that have it open are ended"
+                f"{path.resolve()} cannot be used ({broken}); it is set aside when the processes that have it open are "
+                "ended"
             )
         aside = path.with_name(f"{path.name}.broken-{time.time_ns()}")
         path.rename(aside)
     finally:
         os.close(fd)
-    _log.error("%s cannot be used (%s); it is set aside as %s and begins anew, empty", path, broken, aside.name)
+    shown = path.parent.resolve() / path.name
+    _log.error("%s cannot be used (%s); it is set aside as %s and begins anew, empty", shown, broken, aside.name)

@@ -6,11 +6,15 @@ import contextlib
 import os
 import re
 import stat
+import threading
 from hashlib import blake2b
 from pathlib import Path
 
 from esp_pubsub.errors import BusRefused, ConfigError
 
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0)
+_DESCRIPTORS = Path("/proc/self/fd")
+_HAS_DESCRIPTORS = _DESCRIPTORS.is_dir()
 _NETWORK = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "gpfs", "beegfs", "lustre", "glusterfs",
     "fuse.glusterfs", "fuse.sshfs",
@@ -23,18 +27,58 @@ def default_directory() -> Path:
     return Path(state) / "esp-pubsub"
 
 
-def prepare(directory: Path) -> Path:
-    """The real path of a bus directory that is ours alone, made if missing. Raises BusRefused, or ConfigError
-    where no bus can be, saying what is wrong.
+class Held:
+    """A folder, and a descriptor of it until all have let go: who owns a folder above may put another one in its place.
+    Whoever makes it holds it.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path = path
+        self.at = by_descriptor(fd, path)
+        """Where it is, whatever becomes of its name."""
+        self._fd = fd
+        self._users = 1
+        self._lock = threading.Lock()
+
+    def hold(self) -> None:
+        """One more uses it."""
+        with self._lock:
+            self._users += 1
+
+    def let_go(self) -> None:
+        """One less uses it. Any thread."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                os.close(self._fd)
+
+
+def prepare(directory: Path) -> Held:
+    """The bus directory, which is ours alone, made if missing. Raises BusRefused, or ConfigError where no bus can be,
+    saying what is wrong.
     """
     try:
         with contextlib.suppress(FileExistsError):
             directory.mkdir(mode=0o700, parents=True)
-        found = directory.lstat()
+        if not stat.S_ISDIR(directory.lstat().st_mode):
+            raise BusRefused(f"the bus directory {directory} is no directory (a link is not followed)")
+        fd = os.open(directory, _FOLDER)
     except OSError as e:
-        raise BusRefused(f"the bus directory {directory} cannot be made: {e.strerror}; name another one") from e
-    if not stat.S_ISDIR(found.st_mode):
-        raise BusRefused(f"the bus directory {directory} is no directory (a link is not followed)")
+        raise BusRefused(f"the bus directory {directory} cannot be made or opened: {e.strerror}; name another") from e
+    try:
+        return Held(_checked(directory, fd), fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def by_descriptor(fd: int, path: Path) -> Path:
+    """A folder as a path that leads there whatever becomes of its name; the name where the system has no such path."""
+    return _DESCRIPTORS / str(fd) if _HAS_DESCRIPTORS else path
+
+
+def _checked(directory: Path, fd: int) -> Path:
+    found = os.fstat(fd)
     if found.st_uid != os.geteuid():
         raise BusRefused(
             f"the bus directory {directory} belongs to user {found.st_uid}, not to you ({os.geteuid()}); name your own"
@@ -44,7 +88,7 @@ def prepare(directory: Path) -> Path:
             f"the bus directory {directory} is open to others (mode {stat.S_IMODE(found.st_mode):o}); "
             f"only its owner may reach it: chmod 700 {directory}"
         )
-    if not os.access(directory, os.W_OK | os.X_OK):
+    if not os.access(by_descriptor(fd, directory), os.W_OK | os.X_OK):
         raise BusRefused(f"the bus directory {directory} is read-only")
     real = directory.resolve()
     _refuse_network(real)

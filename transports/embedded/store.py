@@ -33,10 +33,12 @@ from esp_pubsub.errors import BusRefused, BusUnavailable, WrongOrder
 from . import files, processes
 from .bell import Ringer
 from .files import Broken, Check
+from .place import Held, by_descriptor
 
 T = TypeVar("T")
 _log = logging.getLogger("esp_pubsub.embedded")
 
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 _REAP_EVERY = 256  # commits after which the slots of dead readers are freed
 _HOLDER = struct.Struct("<H200s")
 
@@ -63,22 +65,30 @@ def _nobody(_result: object, _error: Exception | None) -> None:
 class Store:
     """An open environment. Made by `open_store`, given back by `close_store`."""
 
-    def __init__(self, path: Path, *, map_bytes: int, disk: bool, check: Check) -> None:
+    def __init__(self, path: Path, at: Path, *, map_bytes: int, disk: bool, check: Check) -> None:
+        """`path` is its name, `at` leads there by the descriptor of the bus directory."""
         self.path = path
-        self.bell = path / "bell"
         self.pid = os.getpid()
         self.disk = disk
         self.users = 0
         self._name = processes.name().encode()
-        path.mkdir(mode=0o700, exist_ok=True)
+        at.mkdir(mode=0o700, exist_ok=True)
         with contextlib.ExitStack() as opened:
+            folder = os.open(at, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | _CLOEXEC)
+            opened.callback(os.close, folder)
+            at = by_descriptor(folder, path)
+            self.bell = at / "bell"
             self._ringer = Ringer(self.bell)
             opened.callback(self._ringer.close)
-            self._page = opened.enter_context(files.shared_page(path / "holder"))
-            self._env = opened.enter_context(files.environment(path, map_bytes=map_bytes, disk=disk, check=check))
+            self._page = opened.enter_context(files.shared_page(at / "holder"))
+            try:
+                env = files.environment(at, map_bytes=map_bytes, disk=disk, check=check)
+            except (BusRefused, BusUnavailable) as error:
+                raise type(error)(str(error).replace(str(at), str(path))) from error
+            self._env = opened.enter_context(env)
             if disk:
                 files.settle(path)
-            self._lock = files.lock_of(path)
+            self._lock = files.lock_of(at)
             self._files = opened.pop_all()
         self._guard = threading.Lock()  # a read transaction excludes a change of the map's size, and the end
         self._writes: queue.SimpleQueue[Write[Any] | None] = queue.SimpleQueue()
@@ -274,7 +284,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def open_store(path: Path, *, map_bytes: int, disk: bool, check: Check) -> Store:
+def open_store(path: Path, *, map_bytes: int, disk: bool, check: Check, root: Held | None = None) -> Store:
     """The process's one handle of an environment (LMDB allows no second), counted. Blocks for a millisecond or so.
 
     One that is broken is set aside under another name and a new, empty one takes its place.
@@ -291,7 +301,8 @@ def open_store(path: Path, *, map_bytes: int, disk: bool, check: Check) -> Store
                 raise BusUnavailable(f"{path} was closed, but still waits for the lock that a stopped process holds")
             store = None
         if store is None:
-            store = _open[path] = _made(path, partial(Store, path, map_bytes=map_bytes, disk=disk, check=check))
+            at = path if root is None else root.at / path.relative_to(root.path)
+            store = _open[path] = _made(at, partial(Store, path, at, map_bytes=map_bytes, disk=disk, check=check))
         if store.disk != disk:
             raise BusRefused(f"{path} is open in this process with another durability; all clients must set the same")
         store.users += 1
