@@ -1,5 +1,5 @@
-"""`python -m tests.fuzz [COUNT] [SEED]`: bytes through parse, accept and decode; nothing but typed errors may come out,
-and of rows the same by msgspec as by msgpack.
+"""`python -m tests.fuzz [COUNT] [SEED]`: bytes through parse, accept and decode, and as words of a group and entries of
+an engine's order; nothing but typed errors may come out, and of rows the same by msgspec as by msgpack.
 
 A kept corpus (tests/corpus/*.bin) is mutated, and half of the mutants get the second copy of settled and the chain put
 right again, so that what is forged gets past the frame. Each one must be done with in a bounded time; a sample is
@@ -25,11 +25,19 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from esp_pubsub.errors import BadBody, BadFrame
+from esp_pubsub.engine.beginning import read_beginning
+from esp_pubsub.engine.order import Order
+from esp_pubsub.errors import BadBody, BadFrame, Closed, ConfigError, InputDiffers, Stale
 from esp_pubsub.events import Block, View
 from esp_pubsub.failover.accept import Accept, Dropped
+from esp_pubsub.failover.ballot import Contender
+from esp_pubsub.failover.line import Line
+from esp_pubsub.failover.membership import Membership
+from esp_pubsub.failover.outbox import Outbox
+from esp_pubsub.failover.words import Beat, Challenge, Identity, Setup, Word, read_word
 from esp_pubsub.schema import Schema
-from esp_pubsub.wire.frame import BEAT, BLOCK, BODY_AT, ROWS, SEALED_AT, Frame, frames, parse, seal
+from esp_pubsub.wire.frame import BEAT, BLOCK, BODY_AT, ENTRY, ROWS, SEALED_AT, Frame, frames, glance, parse, seal
+from esp_pubsub.wire.maps import read_map, seal_map
 from esp_pubsub.wire.rows import codec
 from tests.support import rows_by_msgpack
 
@@ -53,9 +61,13 @@ SCHEMAS = {
         ),
     )
 }
+SETUP = Setup(
+    ("h:1/p/q/w/O", "h:1/p/q/v/O"), ("id*:int64",) * 2, "rows", "log", 12_345, 40
+)  # of the words in the corpus
 ANY = next(iter(SCHEMAS.values()))
 READERS: tuple[Callable[[Block], Any], ...] = (Block.rows, Block.mappings, Block.events, Block.table)
 VIEWS = (View(), View(collapse=True), View(rmretdel=True), View(True, True))
+FORGED = (0, 1, 7, 20, -1, (1 << 32) - 1, (1 << 64) - 1, -(1 << 63), None, True, "x", [])
 NASTY = (
     b"", b"\0", b"\xff" * 8, bytes(8), b"\x7f" + b"\xff" * 7, b"\xdd\xff\xff\xff\xff", b"\xdc\xff\xff", b"\xdc\x10\x00",
     b"\xdf\xff\xff\xff\xff",
@@ -81,6 +93,7 @@ class Fuzz:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.corpus = [path.read_bytes() for path in sorted(CORPUS.glob("*.bin"))]
+        self.words = [data for data in self.corpus if read_word(data) is not None]
         if not self.corpus:
             raise SystemExit(f"no corpus in {CORPUS}")
 
@@ -92,6 +105,8 @@ class Fuzz:
                 yield rng.randbytes(rng.randrange(200))
             elif kind < 0.08:
                 yield self.honest()
+            elif kind < 0.18:
+                yield self.word()
             else:
                 data = bytearray(rng.choice(self.corpus))
                 for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
@@ -117,6 +132,21 @@ class Fuzz:
             rng.randrange(4), rng.randrange(2), rng.randrange(40), rng.choice(list(SCHEMAS)), rng.randrange(3), body,
         )  # fmt: skip
         return frames([one], rng.randrange(30), 0)[0]
+
+    def word(self) -> bytes:
+        """A word of a group in which one value is another one."""
+        rng = self.rng
+        frame = parse(rng.choice(self.words))
+        said = read_map(frame)
+        values: Any = said
+        while isinstance(values, dict | list) and values:
+            key = rng.choice(list(values)) if isinstance(values, dict) else rng.randrange(len(values))
+            if not isinstance(values[key], dict | list) or rng.random() < 0.2:
+                values[key] = rng.choice(FORGED)
+                break
+            values = values[key]
+        sealed = seal_map(frame.kind, said, source=frame.source, run=rng.choice((0, 0, 0, 1, (1 << 64) - 1)))
+        return frames([sealed], 0, 0, rng.choice((0, 1, 3, 4, (1 << 32) - 1)))[0]
 
     def renumber(self, data: bytearray) -> None:
         """Small numbers, so that mutants meet each other in the accept rule."""
@@ -200,6 +230,53 @@ def follow(data: bytes, accepts: list[Accept], rng: random.Random, tally: Tally)
         assert all(type(row) is tuple and len(row) == len(schema.fields) for row in got)
 
 
+class Listeners:
+    """An election and two members, on a log and on queues, that read whatever stands on their group's control topic."""
+
+    def __init__(self) -> None:
+        who = Identity("host:2", 8, "", "host", 2)
+        self.contender = Contender(who, 0, beat=0.1, draw=lambda: 0.5)
+        self.members = []
+        for suffix_only in (True, False):
+            lines = [Line(7, 0, Outbox(9, 1 << 20), suffix_only=suffix_only, buffer=9) for _ in SETUP.topics]
+            member = Membership(lines, SETUP, who, 0, patience=1.0)
+            member.hears(all_of_it=True)
+            for line in lines:
+                line.reached_end()
+            self.members.append(member)
+
+    def hear(self, word: Word, now: float) -> None:
+        """Read a word, and write what follows."""
+        self.contender.hear(word, now, from_start=False)
+        claim = self.contender.claim()
+        frames([claim.sealed(0)], 0, 0, claim.term)
+        if isinstance(word, Beat):
+            for member in self.members:
+                with suppress(ConfigError, Stale, InputDiffers, Closed):
+                    member.hear(word, now)
+                    frames([member.beat(1, 1, resigns=False).sealed(0)], 0, 0, 1)
+                    frames([member.standing_by().sealed(0)], 0, 0, 1)
+        elif isinstance(word, Challenge):
+            for member in self.members:
+                member.hear_challenge(word, now)
+
+
+def hear(data: bytes, listeners: Listeners, tally: Tally) -> None:
+    """As a word on a group's control topic, and as an entry on an engine's order topic."""
+    if (word := read_word(data)) is not None:
+        tally.outcomes[type(word).__name__] += 1
+        listeners.hear(word, tally.items)
+    _, link, _, kind, source, run, id = glance(data)
+    if kind != ENTRY or not id:
+        return
+    order = Order(source, run, id - 1, link)
+    if (entry := order.read(data)) is not None:
+        tally.outcomes["entry"] += 1
+        order.last = 1
+        order.propose(entry, 1 << 20)
+    tally.outcomes["beginning"] += read_beginning(data, source, run) is not None
+
+
 def compare(schema: Schema, frame: Frame) -> None:
     """msgspec and msgpack read the same in a body, or refuse it both."""
     found = []
@@ -221,25 +298,29 @@ def run(count: int, seed: int) -> Tally:
                 read(Block(parse(data), ANY, VIEWS[0]))
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     accepts = [Accept(suffix_only=s, from_start=f, window=WINDOW, max_sources=50) for s, f in ((1, 1), (0, 1), (0, 0))]
+    listeners = Listeners()
     for data in islice(fuzz, count):
         tally.items += 1
         if tally.items % RESTARTED == 0:
             for accept in accepts:
                 accept.restart(from_start=accept is not accepts[2])
-        one(data, accepts, fuzz.rng, tally)
+        if tally.items % 10 == 0:
+            listeners = Listeners()
+        one(data, accepts, listeners, fuzz.rng, tally)
     tally.grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident) << 10
     if tally.grown > RESIDENT:
         tally.wrong.append(f"the process grew by {tally.grown} bytes")
     return tally
 
 
-def one(data: bytes, accepts: list[Accept], rng: random.Random, tally: Tally) -> None:
+def one(data: bytes, accepts: list[Accept], listeners: Listeners, rng: random.Random, tally: Tally) -> None:
     """One message, on time and within its memory."""
     watched = tally.items % WATCHED == 0
     if watched:
         tracemalloc.start()
     began = time.process_time()
     try:
+        hear(data, listeners, tally)
         follow(data, accepts, rng, tally)
     except Exception as e:  # noqa: BLE001  # whatever comes out is what is looked for
         tally.wrong.append(f"{type(e).__name__}: {e} (item {tally.items}): {data[:2_000].hex()}")

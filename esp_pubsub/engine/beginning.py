@@ -16,6 +16,7 @@ import msgspec
 from ..bus import Place
 from ..errors import BadFrame, BeginningDiffers
 from ..wire.frame import ENTRY, MAP, Sealed, parse, seal
+from .order import Position
 
 _PACKAGES = ("numpy", "pyarrow")  # what they compute, or how they encode it, may change between versions
 
@@ -27,7 +28,7 @@ class Input:
     window: str
     topic: str
     schema: str
-    position: int | None
+    position: Position | None
     """None for a queue: what it holds is read once, by whoever writes the order."""
     incarnation: int | None
 
@@ -87,14 +88,14 @@ class Begun(NamedTuple):
         """None for what is none."""
         try:
             position, incarnation, message = _decode_begun(value)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return None
         return Begun(Place(position, incarnation), message)
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Beginning).decode
-_decode_begun = msgspec.msgpack.Decoder(tuple[int, int | None, bytes]).decode
+_decode_begun = msgspec.msgpack.Decoder(tuple[Position, int | None, bytes]).decode
 
 
 def platform_here() -> tuple[str, str, dict[str, str]]:
@@ -120,7 +121,7 @@ def read_beginning(data: bytes, source: int, run: int) -> tuple[Beginning, int] 
         if (frame.kind, frame.source, frame.run, frame.id, frame.link) != (ENTRY, source, run, 1, 0):
             return None
         return _decode(frame.body), frame.chain
-    except (BadFrame, msgspec.MsgspecError):
+    except (BadFrame, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

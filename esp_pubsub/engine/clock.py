@@ -10,6 +10,8 @@ nobody counted meanwhile.
 
 from __future__ import annotations
 
+from ..failover.belief import TIME_MAX
+
 _SLEW = 0.001
 
 
@@ -28,7 +30,7 @@ class Clock:
         drawn = min(passed * _SLEW, abs(ahead))
         self._now += passed - drawn if ahead > 0 else passed + drawn
         self._read_at = max(self._read_at, monotonic)
-        return int(self._now)
+        return min(int(self._now), TIME_MAX)
 
     def heard(self, now: int, monotonic: float, wall: int) -> None:
         """A living leader says what time it is: it counts if it is later than ours."""

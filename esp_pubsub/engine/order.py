@@ -19,16 +19,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from ..errors import BadFrame, Switched
+from ..failover.belief import TIME_MAX
 from ..failover.chains import Chains
 from ..wire.frame import BODY_AT, ENTRY, MAP, Frame, Sealed, parse, seal
 
 FIRST, LAST = 1, 2  # flags of a frame of an entry
+Position = Annotated[int, msgspec.Meta(ge=0)]
 _KEPT = 1_000  # chains of the last frames, for a writer that wants to know what became of its own
 
 
@@ -36,7 +38,7 @@ class Taken(msgspec.Struct, frozen=True, array_like=True):
     """What an entry takes from one input: a log's messages up to a position, or a queue's messages themselves."""
 
     input: int
-    to: int | None
+    to: Position | None
     """The position after the last one; None for a queue."""
     messages: tuple[bytes, ...]
     """A queue's; none for a log."""
@@ -69,7 +71,7 @@ class Poisoned(msgspec.Struct, frozen=True, array_like=True):
 class Entry(msgspec.Struct, frozen=True, array_like=True):
     """What comes next: the timers that are due at `now`, then the inputs as they stand here."""
 
-    now: int
+    now: Annotated[int, msgspec.Meta(ge=0, le=TIME_MAX)]
     """Microseconds since the epoch, by the engine's clock; it never decreases."""
     takes: tuple[Taken, ...]
     passes: tuple[Poisoned, ...] = ()
@@ -224,7 +226,7 @@ class Order:
         self._parts.clear()
         try:
             entry = _decode(body)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return None  # it counts, for everybody, and says nothing
         self.passed.update(entry.passes)
         self.runs = self.runs.after(entry, frame.id)

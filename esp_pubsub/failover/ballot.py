@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .belief import next_term
 from .words import Beat, Claim, Identity, Word
 
 LATER_BEATS = 2
@@ -59,7 +60,7 @@ class Ballot:
         """Read a claim, which names the last beat its writer had read. True if it leads from here on."""
         if self.known:
             later = self.number - (saw_number if saw_nonce == self.leader else 0)
-            if term != self.term + 1 or (self.leader is not None and later >= LATER_BEATS):
+            if term != next_term(self.term) or (self.leader is not None and later >= LATER_BEATS):
                 return False
         elif term <= self.term:
             return False
@@ -181,11 +182,11 @@ class Contender:
     def claim(self) -> Claim:
         """A claim of the next term."""
         term = self._ballot.term if self._ballot is not None else 0
-        return Claim(self._identity, self._run, term + 1, *self._saw)
+        return Claim(self._identity, self._run, next_term(term), *self._saw)
 
     def is_judged(self, term: int) -> bool:
         """Whether our claim of this term was read back, or the log is past that term."""
-        return self._read_back == term or (self._ballot is not None and self._ballot.term >= term)
+        return self._read_back == term or (self._ballot is not None and next_term(self._ballot.term) != term)
 
     def number(self) -> int:
         """The number of our next beat in this term."""

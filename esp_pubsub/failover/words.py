@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, TypeVar
 from ..errors import BadFrame, ConfigError
 from ..wire.frame import BEAT, CHALLENGE, CLAIM, STANDBY, Sealed, parse
 from ..wire.maps import read_map, seal_map
+from .belief import CHAIN_MAX, NUMBER_MAX, TIME_MAX
 from .course import Places
 from .line import Position
 
-_KINDS: dict[str, Any] = {"int": int, "str": str, "bool": bool, "int | None": int | None}
+_KINDS: dict[str, type] = {"str": str, "bool": bool}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,43 +168,46 @@ def read_word(data: bytes) -> Word | None:
 
 
 def _setup(topics: Any, schemas: Any, body: Any, election: Any, beginning: Any = 0, since: Any = 0) -> Setup:
-    setup = Setup(tuple(topics), tuple(schemas), body, election, beginning, since)
-    if (
-        not isinstance(beginning, int)
-        or not isinstance(since, int)
-        or not setup.topics
-        or not all(isinstance(text, str) for text in (*setup.topics, *setup.schemas, body, election))
-    ):
-        raise TypeError("a setup is made of texts, and a chain")
+    setup = Setup(tuple(topics), tuple(schemas), body, election, _number(beginning, CHAIN_MAX), _number(since))
+    if not setup.topics or not all(isinstance(text, str) for text in (*setup.topics, *setup.schemas, body, election)):
+        raise TypeError("a setup is made of texts and two numbers")
     return setup
 
 
 def _position(given: Any, settled: Any, chain: Any) -> Position:
-    if not (isinstance(given, int) and isinstance(settled, int) and isinstance(chain, int | None)):
-        raise TypeError("a position is made of numbers")
-    return Position(given, settled, chain)
+    return Position(_number(given), _number(settled), None if chain is None else _number(chain, CHAIN_MAX))
 
 
 def _pulse(said: Any) -> Pulse | None:
     if said is None:
         return None
-    pulse = Pulse(*said)
-    if not all(isinstance(each, int) and each >= 0 for each in pulse[:-1]):
-        raise TypeError("a pulse is made of numbers")
-    return pulse._replace(places=_places(pulse.places))
+    now, step, chain, taken, snapshot, stops, places = Pulse(*said)
+    if not isinstance(stops, bool):
+        raise TypeError("all are to stop, or not")
+    return Pulse(
+        _number(now, TIME_MAX), _number(step), _number(chain, CHAIN_MAX), _number(taken), _number(snapshot, TIME_MAX),
+        stops, _places(places),
+    )  # fmt: skip
 
 
 def _places(read: Any) -> Places:
-    places = tuple(read)
-    if not all(isinstance(each, int) for each in places):
-        raise TypeError("places are numbers")
-    return places
+    return tuple(_number(each) for each in read)
+
+
+def _number(said: Any, most: int = NUMBER_MAX) -> int:
+    """See belief.py. `True` is no number, though Python takes it for one."""
+    if type(said) is not int or not 0 <= said <= most:
+        raise TypeError(f"no number from 0 to {most}")
+    return said
 
 
 def _sound(said: T) -> T:
     """What came from elsewhere, if its plain fields are of the types that stand above; else TypeError."""
     for field in fields(said):
-        if not isinstance(getattr(said, field.name), _KINDS.get(str(field.type), object)):
+        value, kind = getattr(said, field.name), str(field.type)
+        if kind == "int":
+            _number(value)
+        elif not isinstance(value, _KINDS.get(kind, object)):
             raise TypeError(f"{field.name} is not {field.type}")
     return said
 

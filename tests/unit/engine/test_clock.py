@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 from esp_pubsub.engine.clock import Clock
+from esp_pubsub.failover.belief import TIME_MAX
 
 WALL = 1_800_000_000_000_000
 SECOND = 1_000_000
@@ -54,3 +55,8 @@ def test_who_heard_nobody_jumps_to_the_wall_clock_and_never_back() -> None:
     assert clock.read(0.0, WALL + 60 * SECOND) == WALL + 60 * SECOND
     assert clock.jump(0.0, WALL) == 0
     assert clock.read(0.0, WALL) == WALL + 60 * SECOND
+
+
+def test_it_stands_still_where_nobody_gets_but_by_a_forged_entry() -> None:
+    clock = Clock(TIME_MAX, 0.0)
+    assert clock.read(60.0, WALL) == TIME_MAX

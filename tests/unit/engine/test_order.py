@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+import msgpack
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esp_pubsub.engine.order import Entry, Order, Poisoned, Proposal, Taken, next_entry
+from esp_pubsub.engine.order import FIRST, LAST, Entry, Order, Poisoned, Proposal, Taken, next_entry
+from esp_pubsub.failover.belief import TIME_MAX
 from esp_pubsub.wire.frame import BEAT, BODY_AT, ENTRY, MAP, frames, seal
 
 SOURCE, RUN, CHAIN = 5, 2, 77
@@ -152,6 +156,22 @@ def test_an_entry_that_cannot_be_read_counts_and_says_nothing() -> None:
     forged = seal(ENTRY, MAP, 3, source=SOURCE, run=RUN, id=2, link=CHAIN, body=b"\xc1")
     assert read(ours, frames([forged], 0, 0)) == []
     assert ours.last == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [-1, []], [TIME_MAX + 1, []], [10, [[0, -1, []]]], [10, [], [[1, 0, 1, b"\xff"]]],
+        [10, [], [], b"\xff"],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_entry_with_what_no_member_can_mean_counts_and_says_nothing(values: list[Any]) -> None:
+    body = msgpack.packb(values, use_bin_type=False)
+    [data] = frames([seal(ENTRY, MAP, FIRST | LAST, source=SOURCE, run=RUN, id=2, link=CHAIN, body=body)], 0, 0)
+    reader = order()
+    assert reader.read(data) is None
+    assert reader.last == 2
 
 
 def test_a_writer_proposes_where_there_is_something_to_take_or_a_timer_is_due_and_time_never_goes_back() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from esp_pubsub.failover.ballot import LATER_BEATS, Ballot
+from esp_pubsub.failover.belief import TERM_MAX
 
 X, Y, Z = 11, 12, 13
 
@@ -104,6 +105,13 @@ def test_a_beat_of_a_higher_term_leads() -> None:
     ballot = led_by(X, 2, beats=1)
     assert ballot.beat(3, Y, 1)
     assert verdict(ballot) == (True, 3, Y, 1)
+
+
+def test_after_the_highest_term_comes_the_first() -> None:
+    ballot = led_by(X, TERM_MAX, beats=1)
+    assert not ballot.claim(TERM_MAX + 1, Y, X, 1)
+    assert ballot.claim(1, Y, X, 1)
+    assert verdict(ballot) == (True, 1, Y, 0)
 
 
 def test_a_newcomer_knows_nothing() -> None:

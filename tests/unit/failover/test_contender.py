@@ -145,6 +145,17 @@ def test_where_the_past_cannot_be_read_it_listens_for_one_silence_first() -> Non
     assert one.claim_at(5.0) == pytest.approx(5.0 + SILENCE)
 
 
+def test_a_beat_of_the_highest_term_leaves_it_a_term_to_claim() -> None:
+    one = contender()
+    hear(one, beat(OTHER, (1 << 32) - 1, 1))
+    said = one.claim()
+    assert said.term == 1
+    assert not one.is_judged(1)
+    one.campaign()
+    hear(one, said)
+    assert (one.term, one.is_judged(1)) == (1, True)
+
+
 def test_its_beats_are_numbered_anew_in_each_term() -> None:
     one = leading()
     assert [one.number(), one.number()] == [1, 2]

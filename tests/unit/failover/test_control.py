@@ -91,6 +91,11 @@ async def test_a_beat_says_what_its_writer_knows() -> None:
         {"setup": SAID["setup"] | {"topics": []}}, {"setup": SAID["setup"] | {"schemas": 5}},
         {"identity": 5}, {"identity": asdict(IDENTITY) | {"nonce": None}},
         {"identity": asdict(IDENTITY) | {"process": 7}}, {"identity": asdict(IDENTITY) | {"pid": "1"}},
+        {"number": -1}, {"number": True}, {"identity": asdict(IDENTITY) | {"nonce": -5}},
+        {"positions": [[-1, 2, None]]}, {"positions": [[9, -2, None]]}, {"positions": [[9, 2, -1]]},
+        {"positions": [[9, 2, 1 << 32]]}, {"positions": [[9, True, None]]},
+        {"setup": SAID["setup"] | {"beginning": 1 << 32}}, {"setup": SAID["setup"] | {"beginning": -1}},
+        {"setup": SAID["setup"] | {"since": -1}}, {"setup": SAID["setup"] | {"since": True}},
     ],
     ids=str,
 )  # fmt: skip
@@ -105,7 +110,9 @@ async def test_what_is_not_of_the_types_of_a_claim_has_no_voice(wrong: dict[str,
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"read": None}, {"read": ["7"]}, {"read": 7}, {"identity": []}, {"more": 1}], ids=str
+    "wrong",
+    [{"read": None}, {"read": ["7"]}, {"read": [-1]}, {"read": [True]}, {"read": 7}, {"identity": []}, {"more": 1}],
+    ids=str,
 )
 async def test_what_is_not_of_the_types_of_a_challenge_has_no_voice(wrong: dict[str, Any]) -> None:
     challenge = {"identity": asdict(IDENTITY), "read": [7, 0, 12]}
@@ -115,9 +122,13 @@ async def test_what_is_not_of_the_types_of_a_challenge_has_no_voice(wrong: dict[
 
 @pytest.mark.parametrize(
     "pulse",
-    [[1, 2], [1, 2, 3, [4]], [1, 2, 3, 4, 0, False, ["4"]], [1, -2, 3], [1, 2, 3, 4, 0, False, 5], [1] * 8],
+    [
+        [1, 2], [1, 2, 3, [4]], [1, 2, 3, 4, 0, False, ["4"]], [1, -2, 3], [1, 2, 3, 4, 0, False, 5], [1] * 8,
+        "abc", [(1 << 62) + 1, 2, 3], [1, 2, 1 << 32], [1, 2, 3, -4], [1, 2, 3, 4, (1 << 62) + 1],
+        [1, 2, 3, 4, 0, 1, [5]], [1, 2, 3, 4, 0, False, [-1]],
+    ],
     ids=str,
-)
+)  # fmt: skip
 async def test_what_is_no_pulse_makes_no_beat(pulse: list[Any]) -> None:
     good = message(BEAT, SAID | {"pulse": [1, 2, 3, 4, 0, True, [5]]}, 1)
     [beat] = await heard(message(BEAT, SAID | {"pulse": pulse}), good)
