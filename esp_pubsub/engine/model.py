@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import ConfigError
 from ..events import Block
-from ..schema import Schema
+from ..schema import Schema, SchemaLike, as_schema
 
 if TYPE_CHECKING:
     from .out import Out
@@ -35,7 +35,6 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 Step = Callable[[str, Block, "Out"], None]
 Timer = Callable[[str, "Out"], None]
-SchemaLike = Schema | str | type[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +127,4 @@ def _windows(given: Mapping[str, SchemaLike], name: str, what: str) -> dict[str,
     for window in given:
         if not isinstance(window, str) or not _WINDOW.fullmatch(window):
             raise ConfigError(f"{window!r} is no name of an {what} window: use letters, digits, '_' and '-'")
-    return {window: _schema(schema) for window, schema in given.items()}
-
-
-def _schema(given: SchemaLike) -> Schema:
-    if isinstance(given, Schema):
-        return given
-    return Schema(given) if isinstance(given, str) else Schema.of(given)
+    return {window: as_schema(schema) for window, schema in given.items()}
