@@ -510,12 +510,14 @@ def test_tail_of_what_nobody_has_published_to_says_so_and_makes_nothing(cli: Cli
 
 
 def picture(cli: Cli, *arguments: object) -> dict[str, list[list[str]]]:
-    """The tables of `esp top`, by the first word of their heads; a cell has no two blanks in it."""
-    tables: dict[str, list[list[str]]] = {}
+    """The tables of `esp top`, by the first word of their heads; a cell has no two blanks in it. And its warnings."""
+    tables: dict[str, list[list[str]]] = {"warnings": []}
     for line in cli.run("top", "--once", *arguments)[0].splitlines():
         cells = re.split(r"\s{2,}|(?<=\d) (?=\S)", line.strip())
         if cells[0] in ("topic", "group", "failover (UTC)"):
             rows = tables[cells[0]] = []
+        elif ": no standby" in line:
+            tables["warnings"].append(line.split())
         else:
             rows.append(line.split())
     return tables
@@ -543,6 +545,7 @@ def test_top_shows_topics_members_and_the_last_failover(cli: Cli, tmp_path: Path
     ((_, *switch, behind, _, _),) = seen["failover (UTC)"]
     assert switch == ["feed", f"{host}:{first.pid}", "fell", "silent", f"{host}:{second.pid}", "2"]
     assert 3 <= int(behind) <= 5, "its first beat may come when it has sent already"
+    assert seen["warnings"] == [["feed:", "no", "standby", "could", "take", "over", "now"]]
     assert picture(cli, URL)["group"] and "group" not in picture(cli, URL.replace("Trades", "Others"))
     assert "give it too" in cli.run("top", "--failover-group", "feed", code=2)[1]
 
