@@ -47,8 +47,8 @@ async def open_bus(options: RabbitOptions) -> RabbitBus:
         if options.kind == "stream":
             link.drop(await link.channel("reading", "connecting"))  # first: AMQP tells best which settings are wrong
             address = Address(
-                tuple(options.stream_addresses), options.userid, plain(options.password), options.vhost, context,
-                options.timeout,
+                tuple(options.stream_addresses), plain(options.userid), plain(options.password), plain(options.vhost),
+                context, options.timeout,
             )  # fmt: skip
             streams = Streams(address, retention(options.streamsize, options.retention))
             await streams.begin()

@@ -159,11 +159,11 @@ class Link:
             options, transport = self.options, _Transport(self._context)
             password = plain(options.password)
             url = URL.build(
-                scheme="amqp", user=options.userid, password=password, host=host, port=port,
+                scheme="amqp", user=plain(options.userid), password=password, host=host, port=port,
                 query={"heartbeat": str(int(options.heartbeat)), "name": f"esp-pubsub {purpose}"},
             )  # fmt: skip
             connection = _Connection(url, transport_factory=transport)
-            connection.vhost = options.vhost
+            connection.vhost = plain(options.vhost)
             try:
                 await self.ask(f"RabbitMQ at {host}:{port}", connection.connect())
                 return connection, transport
