@@ -29,6 +29,7 @@ COMMANDS = [
     "pub",
     "sub",
     "engine",
+    "scheduler",
     "pass-over",
     "adapter",
     "topics",
@@ -280,7 +281,7 @@ def test_a_secret_on_the_command_line_is_refused_with_the_ways_out(given: str) -
 
 def test_a_descriptor_may_hold_the_settings_of_a_bus() -> None:
     reading, writing = os.pipe()
-    os.write(writing, b'rabbitmq {\npassword = "hunter2"\n}\n')
+    os.write(writing, b'rabbitmq {\nmode = "stream"\npassword = "hunter2"\n}\n')
     os.close(writing)
     try:
         options = load_options(RabbitOptions, section="rabbitmq", config=f"/dev/fd/{reading}", environ={})

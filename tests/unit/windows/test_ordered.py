@@ -52,4 +52,4 @@ def test_a_group_of_many_values_has_the_right_extremes() -> None:
         (block,) = run_model(project, [("In", gone, esp.Opcode.DELETE)])["Out"]
         if there:
             assert block.rows()[0] == (0.5, min(there)[0], max(there)[0])
-    assert project.counts["Out"] == 0
+    assert project.counts()["Out"] == ("aggregate", 0)

@@ -253,7 +253,7 @@ def test_what_retention_removes_has_its_flag_in_the_windows_after_it_too() -> No
 def test_windows_that_are_empty_again_keep_nothing() -> None:
     made = project(Held=Copy(retention=Retention("sliding", "count", 9)), Totals=totals(result=First("price")))
     run_model(made, [("Trades", [IBM, SAS]), ("Trades", [DEARER], UPDATE), ("Trades", [IBM, SAS], DELETE)])
-    assert made.counts == {"Trades": 0, "Held": 0, "Totals": 0}
+    assert made.counts() == {"Trades": ("source", 0), "Held": ("copy", 0), "Totals": ("aggregate", 0)}
     left = {name: kept for name, kept in vars(made).items() if name.startswith("w") and kept and kept != [0]}
     assert left == {"w1_order": [1, 2, 1], "w1_left": {1: 2, 2: 1}}  # forgotten as rows go by their places
 

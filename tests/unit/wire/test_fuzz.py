@@ -14,9 +14,9 @@ _REACHED = (
 
 
 def test_some_thousand_fuzzed_messages_end_in_typed_errors_or_rows() -> None:
-    tally = fuzz.run(3_000, 20_261_118)
+    tally = fuzz.run(6_000, 20_261_118)
     assert tally.wrong == []
-    assert tally.items == 3_000
+    assert tally.items == 6_000
     reached = Counter(tally.outcomes)
     for name in _REACHED:
         assert reached[name] > 10, f"the fuzzer no longer reaches {name}"
