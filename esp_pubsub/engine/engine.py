@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from ..client import Home
 
 _log = logging.getLogger("esp_pubsub.engine")
+_MEMBERS = 100  # of which it is known that they were there
 _SILENT = 6.0  # seconds after its last word for which a member counts as alive
 _LOOK_EVERY = 0.05  # seconds, where nothing else happens
 _ANSWER_LEAVES = 0.2  # seconds in which the answer to whoever stopped the engine gets out
@@ -310,6 +311,8 @@ class Engine:
         role: Role = "standby" if isinstance(said, StandBy) or said.resigns else "active"
         if role == "active":
             self._members = {nonce: seen._replace(role="standby") for nonce, seen in self._members.items()}
+        if len(self._members) >= _MEMBERS:
+            del self._members[next(iter(self._members))]
         self._members[said.identity.nonce] = MemberSeen(said.identity.name, role, asyncio.get_running_loop().time())
 
     def _acked(self, line: Line, id: int) -> None:

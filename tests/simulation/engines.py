@@ -73,7 +73,8 @@ class EngineProcess(MemberProcess):
         while True:
             model = make_model(self._takes, inputs, self.run.program, timers=plan.timers, version=self.version)
             try:
-                async with asyncio.timeout(_WAITS if plan.snapshots else None), self.in_a_hurry(0.05) as hurry:
+                waits = _WAITS if plan.snapshots and plan.has_written_order else None
+                async with asyncio.timeout(waits), self.in_a_hurry(0.05) as hurry:
                     return await reads.engine(model, URL, output=client, snapshots=self.run.snapshots, options=options)
             except TimeoutError:
                 if not hurry.expired():  # it waits for a switch: perhaps the other version runs

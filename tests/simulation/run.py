@@ -140,6 +140,11 @@ class Plan:
         lines = [f"{name} = {getattr(self, name)}" for name in self.__slots__ if name != "accidents"]
         return "\n".join([*lines, *map(str, self.accidents)])
 
+    @property
+    def has_written_order(self) -> bool:
+        """Whether an engine's order is written, and so may switch to another version of its model."""
+        return self.written or self.timers or self.inputs > 1 or (self.input_kind or self.kind) == "queues"
+
 
 _MEMBERS = ("freeze", "kill", "cut", "hand over", "pause the input", "kill all", "the input stops")
 _SUBSCRIBERS = ("freeze a subscriber", "kill a subscriber", "cut a subscriber")
