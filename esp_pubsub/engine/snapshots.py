@@ -160,6 +160,7 @@ class Snapshots:
         self._taken_at_step = self._counted_step = steps.taken or -1
         self._error: EspError | None = None  # why the last one was not taken
         self._failures = 0
+        self._unfinished: Path | None = None  # is being written
         self._news = News()
         self._ended = False
         self._wanted = -1  # a snapshot of this step or a later one
@@ -190,6 +191,9 @@ class Snapshots:
             self.end()
             if self._under_way is not None:
                 await asyncio.wait([self._under_way], timeout=_DISK_WAITS)
+            if self._unfinished is not None:
+                with suppress(OSError):
+                    await asyncio.to_thread(self._unfinished.unlink, missing_ok=True)
 
     async def _try(self) -> None:
         """Report a directory that cannot be used, now: the first snapshot may be a while off."""
@@ -298,13 +302,15 @@ class Snapshots:
         leads does not: what it sends is the truth, and nobody would find a copy wrong.
         """
         file = self._directory / f"{self._named.file(standing.place, self._member)}.new"
-        temporary = file.with_suffix(".tmp")
+        self._unfinished = temporary = file.with_suffix(".tmp")
         try:
             copy = await self._write(temporary, standing)
             await self._in_thread(_finish, temporary, file)
         except Exception:
             await asyncio.to_thread(temporary.unlink, missing_ok=True)
+            self._unfinished = None
             raise
+        self._unfinished = None
         shows: asyncio.Future[bool] | None = None
         if not leads:
             self._at_work = copy

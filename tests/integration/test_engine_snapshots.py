@@ -541,3 +541,24 @@ async def test_a_block_that_was_passed_over_before_it_came_is_passed_over_by_a_r
             assert again.stats.steps == 20
             await feed(source, range(21, 41))
             await until(lambda: again.stats.steps == 40)
+
+
+async def test_a_member_that_is_closed_while_it_writes_a_snapshot_leaves_no_part_of_it(
+    bus_directory: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = asyncio.Event()
+    create = snapshots._create
+
+    async def hangs(self: Any, file: Path, standing: Any) -> None:
+        await asyncio.to_thread(create, file)
+        writes.set()
+        await asyncio.Event().wait()
+
+    async with feeding(bus_directory) as source, engine(bus_directory, snapshots=kept, **OFTEN) as only:
+        await leads(only)
+        monkeypatch.setattr(snapshots.Snapshots, "_write", hangs)
+        await feed(source, range(1, 11))
+        async with asyncio.timeout(30):
+            await writes.wait()
+        assert files(kept, "tmp")
+    assert files(kept, "tmp") == []

@@ -299,6 +299,7 @@ async def test_a_member_without_a_directory_says_what_is_missing(bus_directory: 
         async with engine(bus_directory, One(), **SETTINGS) as a:
             await leads(a)
             await feed(source, 1, 20)
+            await until(lambda: a.stats.steps == 20)
             await say(bus_directory, "2")
             assert "could leave no snapshot" in str(await ends(a))
         async with engine(bus_directory, One(), snapshots=kept, **SETTINGS) as b:
