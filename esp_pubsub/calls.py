@@ -61,15 +61,12 @@ class Caller:
                     await self._check_answers()
                     self._subscriber = await client.subscriber(self._answers, start="latest")  # before what it answers
                 schema = await client.window_schema(self._commands, "in")
-                self._publisher = await client.publisher(self._commands, schema or "")
+                self._publisher = await client.publisher(self._commands, schema)
                 tasks.create_task(self._read(self._subscriber), name=f"esp answers {self._answers}")
             return self._publisher
 
     async def _check_answers(self) -> None:
-        schema = await self._client.window_schema(self._answers, "out")
-        if schema is None:
-            raise ConfigError(f"nobody has said the schema of {self._answers} yet: start the engine first")
-        first = schema.fields[0]
+        first = (await self._client.window_schema(self._answers, "out")).fields[0]
         if first.type is not FieldType.STRING:
             raise ConfigError(
                 f"the first field of {self._answers} is a text, the key of the command that is answered, not "

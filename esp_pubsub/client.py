@@ -371,11 +371,12 @@ class Client:
             way_out = f", or set {offered.replays_with}" if offered.replays_with else ""
             raise NotOffered(f"this bus keeps nothing to read again: start is latest{way_out}", capability="replay")
 
-    async def window_schema(self, url: str, side: Side) -> Schema | None:
-        """The schema of the window that `url` names, on this side unless the URL says otherwise; None if it has none
-        yet.
-        """
-        return await self.topic_schema(self._window(url, None, side)[1], None)
+    async def window_schema(self, url: str, side: Side) -> Schema:
+        """The schema of an engine's window, on this side unless the URL says otherwise. ConfigError if it has none."""
+        schema = await self.topic_schema(self._window(url, None, side)[1], None)
+        if schema is None:
+            raise ConfigError(f"nobody has said the schema of {url} yet: start the engine first")
+        return schema
 
     async def topic_schema(self, topic: str, given: Schema | None) -> Schema | None:
         """The schema of a topic: as given, if the topic does not differ, else as retained; None while it has none."""

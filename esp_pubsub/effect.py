@@ -160,8 +160,6 @@ class _Effect:
         async with self._opening:
             if self._publisher is None:
                 schema = await self._client.window_schema(self._outcomes, "in")
-                if schema is None:
-                    raise ConfigError(f"nobody has said the schema of {self._outcomes} yet: start the engine first")
                 self._publisher = await self._client.publisher(self._outcomes, schema)
             return self._publisher
 

@@ -261,21 +261,17 @@ def engine(  # noqa: PLR0913
     """
     from . import engine as engines
 
-    at = engines.Place(url, {}, bus, config, settings(set_ or []))
+    place = engines.Place(url, dict(_window(each) for each in window or []), bus, config, settings(set_ or []))
     match model:
         case "status":
-            run(lambda: engines.show_status(at))
+            run(lambda: engines.show_status(place))
         case "stop":
-            run(lambda: engines.stop(at))
+            run(lambda: engines.stop(place))
         case "switch" if to is None:
             raise typer.BadParameter("switch needs --to VERSION")
         case "switch":
-            run(lambda: engines.switch_version(at, str(to), run_number or 0, snapshots))
-    if without:
-        if not model.endswith(".xml"):
-            raise typer.BadParameter("--without leaves windows out of a model.xml, and of nothing else")
-        model = f"{model}:without={','.join(without)}"
-    elsewhere = dict(_window(each) for each in window or [])
+            run(lambda: engines.switch_version(place, str(to), run_number or 0, snapshots))
+    named = _model_without(model, without or [])
     given = {
         "buffer": buffer, "snapshot_every": snapshot_every, "election": election, "run": run_number,
         "order": "written" if written_order else None, "repeat": repeat,
@@ -283,10 +279,16 @@ def engine(  # noqa: PLR0913
 
     async def job() -> None:
         options = EngineOptions(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
-        place = engines.Place(url, elsewhere, bus, config, settings(set_ or []))
-        await (engines.check(model, place) if check else engines.run_engine(model, place, snapshots, options, http))
+        await (engines.check(named, place) if check else engines.run_engine(named, place, snapshots, options, http))
 
     run(job)
+
+
+def _model_without(model: str, windows: list[str]) -> str:
+    """The name of a model.xml that is to be loaded without some of its windows."""
+    if windows and not model.endswith(".xml"):
+        raise typer.BadParameter("--without leaves windows out of a model.xml, and of nothing else")
+    return f"{model}:without={','.join(windows)}" if windows else model
 
 
 @app.command(epilog=EXIT_CODES)

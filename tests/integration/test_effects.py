@@ -84,6 +84,8 @@ async def test_a_command_needs_a_window_of_answers_that_begins_with_a_key(bus_di
             await us.call(f"{URL}/Orders", [(1, 10)], answers=f"{URL}/Paid")
         with pytest.raises(esp.ConfigError, match="start the engine first"):
             await us.call(f"{URL}/Orders", [(1, 10)], answers=f"{URL}/Nothing")
+        with pytest.raises(esp.ConfigError, match="start the engine first"):
+            await us.call(f"{URL}/Nothing", [(1, 10)], answers=f"{URL}/Answers")
 
 
 async def test_each_call_is_handled_and_its_outcome_reaches_the_model(bus_directory: Path) -> None:
