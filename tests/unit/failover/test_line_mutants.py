@@ -16,7 +16,8 @@ from esp_pubsub.failover.membership import Activity, Membership
 from esp_pubsub.failover.words import Beat
 from tests.model import worlds
 from tests.model.explorer import Counterexample
-from tests.simulation.run import Accident, Wrong, run
+from tests.simulation.plan import Accident
+from tests.simulation.run import Wrong, run
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = 200

@@ -35,6 +35,7 @@ from tests.model import judges, worlds
 from tests.model.explorer import Counterexample
 from tests.model.group_scene import GroupScene
 from tests.simulation import run as simulation
+from tests.simulation.plan import Accident
 from tests.unit.failover import test_covered, test_line_reads
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -353,7 +354,7 @@ def acknowledgements_of_a_dropped_pipe_counted(patch: pytest.MonkeyPatch) -> Non
 
 @in_simulation(
     kind="queues", grouped=True, all_lead=False, deaths=True, faults=0.0, buffer=10, blocks=20, pace=(0.05, 0.001),
-    accidents=(simulation.Accident(0.3, "kill", 0, 0.3),), late=0.55,
+    accidents=(Accident(0.3, "kill", 0, 0.3),), late=0.55,
 )  # fmt: skip
 def no_beat_after_a_takeover(patch: pytest.MonkeyPatch) -> None:
     next_batch = Sender._next_batch
@@ -411,7 +412,7 @@ def a_standbys_block_is_covered_before_all_have_it(patch: pytest.MonkeyPatch) ->
 @in_simulation(
     all_lead=False, blocks=40, haste=0.0,
     accidents=tuple(
-        simulation.Accident(0.3 + at * 0.05, what, who, 0.7)
+        Accident(0.3 + at * 0.05, what, who, 0.7)
         for at, (what, who) in enumerate([("stall", 0), ("hand over", 0), ("hand over", 1), ("hand over", 2)])
     ),
 )  # fmt: skip
@@ -455,9 +456,7 @@ def a_confirm_that_was_given_up_counts_as_stored(patch: pytest.MonkeyPatch) -> N
     patch.setattr(Subscriber, "_store", hopeful)
 
 
-@in_simulation(
-    kind="log", all_lead=False, deaths=False, faults=0.0, accidents=(simulation.Accident(0.3, "freeze", 0, 0.8),)
-)
+@in_simulation(kind="log", all_lead=False, deaths=False, faults=0.0, accidents=(Accident(0.3, "freeze", 0, 0.8),))
 def a_leader_does_not_step_down(patch: pytest.MonkeyPatch) -> None:
     hear = Contender.hear
 

@@ -10,7 +10,8 @@ import pytest
 
 from esp_pubsub.testing._virtual import Stuck, VirtualLoop
 from tests.simulation import run as simulation
-from tests.simulation.run import Wrong, draw, run
+from tests.simulation.plan import ENGINES, draw, of_engines
+from tests.simulation.run import Wrong, run
 
 SEEDS = 240
 PARTS = 6
@@ -41,7 +42,7 @@ def test_seeds_draw_every_kind_of_bus_and_every_accident() -> None:
         itertools.product(("log", "holes", "queues"), (1, 2), (False, True))
     )
     assert {plan.input_kind for plan in engines} == {None, "log", "holes", "queues"}
-    assert {what.what for plan in engines for what in simulation.of_engines(plan)} == {*simulation.ENGINES, "switch"}
+    assert {what.what for plan in engines for what in of_engines(plan)} == {*ENGINES, "switch"}
 
 
 def test_a_seed_is_one_history() -> None:
