@@ -334,7 +334,7 @@ class Deaths(Protocol):
     """What names this process to the others; they take it as it is."""
 
     async def gone(self, process: str) -> None:
-        """Wait until the process of that name is gone; for ever, where that cannot be known."""
+        """Wait until the process of that name is gone; forever, where that cannot be known."""
 
     async def end(self, process: str) -> bool:
         """Kill the process of that name if it is stopped, and no other one whatever its number; False where it is not,

@@ -1,4 +1,4 @@
-"""Reading one topic for ever: open, read, and after trouble open again, a little later each time.
+"""Reading one topic forever: open, read, and after trouble open again, a little later each time.
 
 It is pulled: there is no task behind it (decision 2), and it reads nothing until it is asked. What it returned is the
 user's, who says each time where the next feed begins: after what was *taken*, which is less than what was read where

@@ -33,7 +33,7 @@ _log = logging.getLogger("esp_pubsub.spark")
 
 
 class Planner:
-    """For one query: the topics of its options. Its methods are Spark's, so they block, but never for ever."""
+    """For one query: the topics of its options. Its methods are Spark's, so they block, but never forever."""
 
     def __init__(self, options: Options) -> None:
         self._options = options

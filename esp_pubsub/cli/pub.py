@@ -260,7 +260,7 @@ def _cancelled() -> bool:
 
 
 async def _settle(publisher: Publisher) -> None:
-    """Wait for the bus as long as it goes on, as a standby for ever: it may yet have to send."""
+    """Wait for the bus as long as it goes on, as a standby forever: it may yet have to send."""
     while True:
         before = publisher.stats.on_bus
         try:

@@ -40,7 +40,7 @@ def earliest(*since: float | None) -> float | None:
 
 
 class LogReader:
-    """A log, from a place on, for ever. What it cannot read any more raises InputLost."""
+    """A log, from a place on, forever. What it cannot read any more raises InputLost."""
 
     def __init__(self, bus: Bus, topic: str, place: Place, notify: Callable[[Notice], None]) -> None:
         self.topic = topic

@@ -32,7 +32,7 @@ class Contest:
     patience: float
     """The longest, in seconds, that the election may take to notice that somebody is gone without a word."""
     die: Fault | None = None
-    """The member is gone without a goodbye. Its calls may wait for ever then, or raise; its context is still left."""
+    """The member is gone without a goodbye. Its calls may wait forever then, or raise; its context is still left."""
     lose: Fault | None = None
     """Its link to the election's service is cut,"""
     heal: Fault | None = None

@@ -143,7 +143,7 @@ class SlidingByCount(SlidingByArrival):
     """So many rows, the newest."""
 
     def _leave(self, key: Any) -> None:
-        """Rows may be updated for ever and none be too many, so places that were left are cleared away now and then."""
+        """Rows may be updated forever and none be too many, so places that were left are cleared away now and then."""
         super()._leave(key)
         head = self._head[0]
         if len(self._order) - head > 2 * len(self._table.rows) + _GONE:

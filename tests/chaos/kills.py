@@ -55,7 +55,7 @@ def client(directory: str, on_notice: Callable[[Notice], None] = lambda notice: 
 
 
 async def publish(directory: str, dice: random.Random, pace: float) -> None:
-    """Publish for ever, at a pace or flat out, and say what was acknowledged, and how long that took at most."""
+    """Publish forever, at a pace or flat out, and say what was acknowledged, and how long that took at most."""
     begun = now()
     async with client(directory, deadline=DEADLINE) as bus, bus.publisher(URL, SCHEMA) as publisher:
         await (await publisher.inject([(1, "first")]))

@@ -244,7 +244,7 @@ class Standing:
             if isinstance(outcome, Frame):
                 self._last = outcome.id
             elif isinstance(outcome, Missed):
-                raise Broken(f"{outcome.first} to {outcome.last} are missing for ever")
+                raise Broken(f"{outcome.first} to {outcome.last} are missing forever")
         self._read = len(all_of_it)
         return self._last
 

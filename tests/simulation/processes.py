@@ -236,7 +236,7 @@ class MemberProcess(PacedProcess):
 
     @property
     def waits_for_its_input(self) -> bool:
-        """Whether it leads rightly, and has nothing more to send for ever. Nobody can see that but its owner."""
+        """Whether it leads rightly, and has nothing more to send forever. Nobody can see that but its owner."""
         return self.leads and self.stopped and self.is_eligible
 
     @property

@@ -288,7 +288,7 @@ async def test_what_the_page_on_telemetry_adds_to_an_application_shows_what_was_
 
 
 async def done(statement: str, given: dict[str, Any]) -> None:
-    """Run a statement; what it opens is entered and closed, and what would go on for ever goes on for a moment."""
+    """Run a statement; what it opens is entered and closed, and what would go on forever goes on for a moment."""
     is_opening = statement.startswith(("esp.init", "client."))
     result = eval(compile(statement, "", "eval" if is_opening else "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), given)
     if statement.startswith("async for"):

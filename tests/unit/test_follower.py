@@ -1,4 +1,4 @@
-"""One reader for ever: what it reads, and what it does when its feed dies."""
+"""One reader forever: what it reads, and what it does when its feed dies."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""A topic as a log in LMDB: one key per batch of messages, positions counted from 0 for ever.
+"""A topic as a log in LMDB: one key per batch of messages, positions counted from 0 forever.
 
     key  b"\\0"                          value  INFO: version, incarnation, first, next, bytes
     key  position of a batch's first     value  HEAD: time, n; then n lengths; then n messages

@@ -173,7 +173,7 @@ def end(process: str) -> bool:
 
 
 async def gone(process: str) -> None:
-    """Wait until a process is gone; for ever, where that cannot be known."""
+    """Wait until a process is gone; forever, where that cannot be known."""
     ended = asyncio.Event()
     with watched(process, ended.set):
         await ended.wait()

@@ -1,6 +1,6 @@
 """Feeds: a consumer of its own for each, assigned to the partition, or subscribed as a member of a group.
 
-What the client does not tell is found out here: that fetches are no longer answered (it would wait for ever), that
+What the client does not tell is found out here: that fetches are no longer answered (it would wait forever), that
 retention passed the reader, that the topic was emptied (`PURGED`, a message that purge leaves and deletes) or deleted
 and made anew (another topic id, looked for once a second).
 """
@@ -212,7 +212,7 @@ class KafkaFeed:
                     return found
             except BaseException as error:
                 # the client takes a call that did not return for one that goes on, and a reader that hangs for one that
-                # reads, who would keep his group for ever
+                # reads, who would keep his group forever
                 subscription = self._consumer._subscription  # noqa: SLF001
                 subscription._fetch_count, subscription._last_fetch_ended = 0, time.monotonic()  # noqa: SLF001
                 if isinstance(error, TimeoutError):

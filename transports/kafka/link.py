@@ -257,7 +257,7 @@ class Link:
             await self._cut_off(client)
 
     async def _cut_off(self, client: Any) -> None:
-        """End by force what is left of a client that did not stop in its time: its tasks would go on for ever."""
+        """End by force what is left of a client that did not stop in its time: its tasks would go on forever."""
         inner = client.client if isinstance(client, AIOKafkaProducer) else client._client  # noqa: SLF001
         for connection in inner._conns.values():  # noqa: SLF001
             if connection._writer is not None:  # noqa: SLF001
@@ -275,7 +275,7 @@ class Link:
                     batches = taken._pending_batches  # noqa: SLF001
                     batches.update(*taken._batches.values())  # noqa: SLF001  # which each leaves when it ends
                     for batch in list(batches):
-                        batch.future.cancel()  # else who flushes them waits for ever
+                        batch.future.cancel()  # else who flushes them waits forever
                 await inner.close()
 
     async def begin(self) -> None:

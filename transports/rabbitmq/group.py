@@ -164,7 +164,7 @@ class GroupFeed(RabbitFeed):
             )  # fmt: skip
 
     async def _see_whether_poisoned(self, first: Delivery) -> None:
-        """A message that is given back for ever ends its readers one after another."""
+        """A message that is given back forever ends its readers one after another."""
         times = await self._times_given(first)
         if times % 10 == 0:
             _log.warning("%s: its first message was read %d times and never confirmed", self._queue, times)

@@ -228,7 +228,7 @@ class SolaceLink:
     async def connect(self) -> None:
         """Reach a broker. Cancelled, it is left at once, and what was begun ends by itself within its time.
 
-        The client's own disconnect is no way to end it sooner: a connect that begins meanwhile hangs, for ever.
+        The client's own disconnect is no way to end it sooner: a connect that begins meanwhile hangs, forever.
         """
         within = (self._options.host.count(",") + 1) * self._options.timeout + _SLACK
         try:
@@ -376,7 +376,7 @@ def of_its_own(receiver: Any) -> Any:
     """A receiver of an exclusive queue, which is not bound anew by the client in silence.
 
     The client has the properties of queues to make in one dict for the whole process: each call, by any thread, leaves
-    in it what it wanted. And it offers no word for how often a flow is bound anew; the default is for ever.
+    in it what it wanted. And it offers no word for how often a flow is bound anew; the default is forever.
     """
     receiver._end_point_props = {  # noqa: SLF001
         **receiver._end_point_props,  # noqa: SLF001

@@ -22,7 +22,7 @@ What is noticed when, with a session of 1.2 s
     most (then it is suspended), by the server after 1.2 s. A process that stood still for longer than its session is
     told by our own clock as soon as it goes on, before kazoo has found out.
 
-Trouble is waited out: in bounded steps, in new sessions where need be, for ever. The log tells it once. A standby
+Trouble is waited out: in bounded steps, in new sessions where need be, forever. The log tells it once. A standby
 keeps its session and its place while a link is gone; a request that came to nothing costs it both.
 
 SAS's engines take every child of `/ESP` for one of theirs. Where they use the same ZooKeeper, name another root.

@@ -121,7 +121,7 @@ class Session:
         self._told()
 
     async def open(self) -> None:
-        """Begin to connect, which goes on for ever. Returns at once."""
+        """Begin to connect, which goes on forever. Returns at once."""
         try:
             await self._loop.run_in_executor(self._worker, self._client.start_async)
         except (OSError, RuntimeError) as error:  # no more files or threads

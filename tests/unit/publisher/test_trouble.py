@@ -141,7 +141,7 @@ async def test_a_close_at_the_moment_of_trouble_ends(bench: Bench, when: int) ->
     if not done:
         pub._task.cancel()
     await asyncio.wait([closing])
-    assert done, "the close waits for ever"
+    assert done, "the close waits forever"
 
 
 # the wrong place

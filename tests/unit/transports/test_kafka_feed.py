@@ -47,7 +47,7 @@ class Consumer:
 
 
 class Bus:
-    """`ids`: what the broker says of the topic's id, one answer after the other; the last one for ever."""
+    """`ids`: what the broker says of the topic's id, one answer after the other; the last one forever."""
 
     def __init__(self, *ids: bytes | BaseException | None, timeout: float = 5.0) -> None:
         self.ids = list(ids)
