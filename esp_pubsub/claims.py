@@ -10,7 +10,7 @@ from typing import cast
 
 from .address import other_side
 from .bus import Bus, Elections
-from .errors import SchemaDiffers, SchemaError, Stale
+from .errors import ConfigError, SchemaDiffers, SchemaError, Stale
 from .failover.join import Elect
 from .registry import election
 from .retained import has_schema, retain_runs, retain_schema, retained_runs, retained_schema
@@ -82,10 +82,13 @@ async def find_schema(bus: Bus, topic: str, given: Schema | None) -> Schema | No
 
 async def find_election(bus: Bus, named: str | None, control: str) -> tuple[str, Elect | None]:
     """The kind of election that a group has, and what makes it from its line and a member's name; None: the group's
-    own, the log's. `named`: by the user; None: the bus's own, else `log`.
+    own, the log's. `named`: by the user; None: the bus's own, else `log`. ConfigError if the bus cannot do that one.
     """
     kind = named or next(iter(bus.capabilities.elections), "log")
     if kind == "log":
+        if not bus.capabilities.replay:
+            others = ", ".join(repr(own) for own in (*bus.capabilities.elections, "zookeeper://..."))
+            raise ConfigError(f"election 'log': the past of a topic cannot be read on this bus; take one of {others}")
         return kind, None
     if kind in bus.capabilities.elections:
         elections = cast(Elections, bus)

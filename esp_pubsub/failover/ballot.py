@@ -10,8 +10,10 @@ leads, and a leader that reads it steps down. So no clock is compared with anoth
 slow to read deposes nobody: the beats it had not read yet are what voids its claim.
 
 A reader that joined in the middle knows nothing until it reads a beat; until then it takes any claim of a higher term
-for good, and the first beat puts that right. Where the past cannot be read, two such readers may each take themselves
-for the leader of one term. Then both beat on and each reads the other's beats, and for everybody the lower nonce leads.
+for good, and the first beat puts that right.
+
+All this rests on a log that can be read again: a member that was away reads on from where it was, so nobody misses a
+claim, and no term is claimed with success twice.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ UNHEARD_BEATS = 12  # a leader that could not make itself heard for so many know
 class Ballot:
     """One reader's verdicts. `leader` is the nonce of the member that leads `term`, None if nobody does."""
 
-    __slots__ = ("_led_last", "known", "leader", "number", "term")
+    __slots__ = ("known", "leader", "number", "term")
 
     def __init__(self, *, from_start: bool = True) -> None:
         """`from_start`: the log is read from its first message."""
@@ -37,24 +39,16 @@ class Ballot:
         self.term = 0
         self.leader: int | None = None
         self.number = 0
-        self._led_last: int | None = None  # in this term
 
     def beat(self, term: int, nonce: int, number: int, *, resigns: bool = False) -> bool:
         """Read a beat. True if it is the present leader's; a beat that resigns leaves the term without a leader."""
-        if self.known and (term < self.term or (term == self.term and not self._counts(nonce, resigns))):
+        if self.known and (term < self.term or (term == self.term and nonce != self.leader)):
             return False
         self.known = True
         self.term = term
         self.number = number
-        self._led_last = nonce
         self.leader = None if resigns else nonce
         return True
-
-    def _counts(self, nonce: int, resigns: bool) -> bool:
-        """Whether a beat of the present term is its leader's, who may be another one than was known."""
-        if self.leader is None:
-            return not resigns and self._led_last not in (None, nonce)
-        return nonce == self.leader or (nonce < self.leader and not resigns)
 
     def claim(self, term: int, nonce: int, saw_nonce: int, saw_number: int) -> bool:
         """Read a claim, which names the last beat its writer had read. True if it leads from here on."""
@@ -65,7 +59,7 @@ class Ballot:
         elif term <= self.term:
             return False
         self.term = term
-        self.leader = self._led_last = nonce
+        self.leader = nonce
         self.number = 0
         return True
 
@@ -138,10 +132,6 @@ class Contender:
         self._dead = nonce
         if self.leader == nonce:
             self._nobody_leads = True
-
-    def listen_first(self, now: float) -> None:
-        """What was said meanwhile cannot be read. A leader that lives is heard within one silence."""
-        self.heard_at, self._nobody_leads = now, False
 
     def campaign(self) -> None:
         """A campaign begins."""

@@ -89,7 +89,7 @@ class Control:
     async def is_current(self) -> bool:
         """Whether all that stands on the topic has been read. The bus is asked: one that does not answer says no."""
         if self._place is None:
-            return not self._replay
+            return False
         try:
             bounds = await self._bus.bounds(self.topic)
             return self._place.incarnation == bounds.incarnation and self._place.position >= bounds.end

@@ -4,9 +4,6 @@ The leader beats every `beat` seconds. A member that has heard nothing of it for
 does, at once, one that hears that the leader resigned or, where the bus gives death notices, that its process is gone.
 Its own claim, read back from the log and found good, makes a member leader; another member's good claim makes it step
 down.
-
-On a bus without replay nobody can read what was said while it was away, so a campaign begins by listening for one
-silence: a leader that lives is heard in it.
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ class LogElection:
         self._every = every
         self._contender = Contender(identity, control.run_number, beat=every, draw=random.random)
         self._deaths = cast(Deaths, bus) if bus.capabilities.deaths else None
-        self._replay = bus.capabilities.replay
         self._news = News()
         self._heard_by_others_at = 0.0
         self._tasks: asyncio.TaskGroup | None = None
@@ -104,15 +100,11 @@ class LogElection:
 
     async def campaign(self) -> int:
         """See `Election.campaign`."""
-        contender, was_away = self._contender, True
+        contender = self._contender
         contender.campaign()
         try:
             while contender.term is None:
-                was_away = was_away or not self._control.reading.is_set()
                 await self._control.reading.wait()
-                if was_away and not self._replay:
-                    contender.listen_first(asyncio.get_running_loop().time())
-                was_away = False
                 if await self._is_time_to_claim():
                     await self._claim()
         except BaseException:

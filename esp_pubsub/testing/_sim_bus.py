@@ -19,6 +19,7 @@ from typing import Any
 
 from ..bus import Bounds, Break, Capabilities, Message, Place, Start
 from ..errors import BusUnavailable
+from ._sim_election import Lines, SimElection
 from ._virtual import VirtualLoop
 
 DEADLINE = 0.4
@@ -75,10 +76,12 @@ class Broker:
         self.open: list[SimPipe | SimFeed] = []
         self.numbers = itertools.count(1)
         self._news: list[asyncio.Future[None]] = []
+        self.lines = Lines(self)
         log = kind != "queues"
         self.capabilities = Capabilities(
             suffix_only=kind == "log", replay=log, retained=True, groups=True, incarnation=False, requests=False,
             catalog=False, max_message_bytes=1 << 20, deaths=deaths, logs=not log,
+            elections=() if log else ("token",),
         )  # fmt: skip
 
     def topic(self, name: str, *, is_log: bool | None = None) -> Topic:
@@ -115,6 +118,7 @@ class Broker:
     def cut(self, process: str, seconds: float) -> None:
         """A process loses its link for a while."""
         self.cut_until[process] = self.loop.time() + seconds
+        self.lines.cut(process, noticed_after=self.loop.rng.random())
         for one in [one for one in self.open if one.process == process]:
             one.die("the link is lost")
 
@@ -143,6 +147,7 @@ class Broker:
         """A process is gone."""
         self.loop.frozen.add(process)
         self.dead.add(process)
+        self.lines.cut(process, noticed_after=0.0)
         for one in [one for one in self.open if one.process == process]:
             one.die("the process is gone")
         self.tell_news()
@@ -421,7 +426,7 @@ class SimFeed:
 
 
 class SimBus:
-    """See `Bus`, `Deaths` and `Logs`: the connection of one process."""
+    """See `Bus`, `Deaths`, `Logs` and `Elections`: the connection of one process."""
 
     def __init__(self, broker: Broker, process: str, *, is_log: bool | None = None) -> None:
         """`is_log`: what it makes topics of, if not of the broker's kind."""
@@ -430,11 +435,17 @@ class SimBus:
         self._broker = broker
         self._is_log = broker.kind != "queues" if is_log is None else is_log
         if self._is_log and not self.capabilities.replay:
-            self.capabilities = replace(self.capabilities, replay=True, logs=False, max_message_bytes=broker.log_bytes)
+            self.capabilities = replace(
+                self.capabilities, replay=True, logs=False, elections=(), max_message_bytes=broker.log_bytes
+            )
 
     async def log(self) -> SimBus:
         """See `Logs.log`."""
         return SimBus(self._broker, self.process, is_log=True)
+
+    def election(self, kind: str, line: str, member: str) -> SimElection:
+        """See `Elections.election`."""
+        return SimElection(self._broker, line, self.process)
 
     async def pipe(self, topic: str) -> SimPipe:
         """See `Bus.pipe`."""

@@ -64,8 +64,6 @@ class LogGroup:
             async with asyncio.TaskGroup() as tasks:
                 self.tasks[name] = [tasks.create_task(control.run()), tasks.create_task(election.run())]
                 await control.reading.wait()
-                if not bus.capabilities.replay:
-                    await asyncio.sleep(2 * BEAT)  # a leader has been heard
                 yield election
                 for task in self.tasks[name]:
                     task.cancel()
@@ -83,7 +81,7 @@ class LogGroup:
 
 
 class Link(Faults):
-    """A connection with faults, of what passes for a process of its own. Without `replay` nothing past can be read."""
+    """A connection with faults, of what passes for a process of its own."""
 
     def __init__(self, inner: Bus, process: str, gone: dict[str, asyncio.Event], **claims: bool) -> None:
         super().__init__(inner)
@@ -96,7 +94,6 @@ class Link(Faults):
         self.awake.set()
 
     async def feed(self, topic: str, start: Start, group: str | None) -> Feed:
-        assert self.capabilities.replay or start == "latest"
         return HeldFeed(await super().feed(topic, start, group), self.awake)
 
     def freeze(self) -> None:
@@ -182,8 +179,3 @@ async def test_embedded(name: str, bus_directory: Path) -> None:
 @pytest.mark.parametrize("deaths", [False, True], ids=["without death notices", "with death notices"])
 async def test_embedded_with_faults(name: str, deaths: bool, bus_directory: Path) -> None:
     await carry_out(name, FaultyGroup, bus_directory, deaths=deaths)
-
-
-@every_check
-async def test_where_the_past_cannot_be_read(name: str, bus_directory: Path) -> None:
-    await carry_out(name, FaultyGroup, bus_directory, deaths=False, replay=False)

@@ -137,44 +137,6 @@ def test_the_first_beat_puts_a_newcomer_right() -> None:
     assert ballot.claim(7, Z, X, 9)
 
 
-def two_leaders_of_one_term() -> tuple[Ballot, Ballot]:
-    """X and Y both lead term 3, each in its own eyes: what Y did not read cannot be read again."""
-    x, y = led_by(X, 3, beats=1), Ballot(from_start=False)
-    assert y.claim(3, Y, 0, 0)
-    assert y.beat(3, Y, 1)
-    return x, y
-
-
-@pytest.mark.parametrize("order", [((X, 2), (Y, 2)), ((Y, 2), (X, 2))])
-def test_of_two_leaders_of_one_term_the_lower_nonce_has_it(order: tuple[tuple[int, int], ...]) -> None:
-    x, y = two_leaders_of_one_term()
-    for nonce, number in order:
-        assert x.beat(3, nonce, number) is (nonce == X)
-        y.beat(3, nonce, number)
-    assert verdict(x)[:3] == verdict(y)[:3] == (True, 3, X)
-
-
-def test_who_lost_a_term_to_a_lower_nonce_does_not_get_it_back() -> None:
-    _, y = two_leaders_of_one_term()
-    assert y.beat(3, X, 2)
-    assert not y.beat(3, Y, 2)
-    assert not y.beat(3, Y, 3, resigns=True)
-    assert verdict(y) == (True, 3, X, 2)
-
-
-def test_when_one_of_two_leaders_resigns_the_other_one_leads() -> None:
-    x, y = two_leaders_of_one_term()
-    for ballot in (x, y):
-        ballot.beat(3, X, 2, resigns=True)
-        ballot.beat(3, Y, 2)
-    assert verdict(x) == verdict(y) == (True, 3, Y, 2)
-    x, y = two_leaders_of_one_term()
-    for ballot in (x, y):
-        ballot.beat(3, Y, 2, resigns=True)
-        ballot.beat(3, X, 2)
-    assert verdict(x) == verdict(y) == (True, 3, X, 2)
-
-
 def test_nobody_can_resign_from_a_term_that_was_resigned() -> None:
     ballot = led_by(X, 1, beats=1)
     assert ballot.beat(1, X, 2, resigns=True)
@@ -184,12 +146,6 @@ def test_nobody_can_resign_from_a_term_that_was_resigned() -> None:
 
 def test_a_beat_of_no_term_is_nobodys() -> None:
     assert not Ballot().beat(0, X, 1)
-
-
-def test_a_lower_nonce_does_not_get_a_lower_term() -> None:
-    ballot = led_by(Y, 3, beats=1)
-    assert not ballot.beat(2, X, 9)
-    assert ballot.leader == Y
 
 
 # every small log
@@ -302,29 +258,6 @@ def test_a_newcomer_agrees_with_everybody_from_the_first_beat_of_the_leader_on(l
                 agrees = agrees or (good and said.beat > 0 and new)
                 if agrees:
                     assert verdict(part) == verdict(whole), (log, start)
-
-
-def test_who_could_not_read_the_past_agrees_with_everybody_once_all_leaders_have_beaten_twice() -> None:
-    """On a bus without replay each has read from somewhere on, and whoever leads in its own eyes beats."""
-    starts = [(1, 0), (2, 1), (3, 2), (3, 0)]
-    for log in every_log(3, 3):
-        readers = {who: (Ballot(from_start=start == 0), start) for who, start in starts[: len(log)]}
-        for at, said in enumerate(log):
-            for ballot, start in readers.values():
-                if at >= start:
-                    hear(ballot, said)
-        for who, (ballot, _) in list(
-            readers.items()
-        ):  # who has heard nothing of a leader claims what it thinks is next
-            claim = Said(who, 0, ballot.term + 1)
-            for other, _ in readers.values():
-                hear(other, claim)
-        for number in (101, 102):
-            leading = [(who, ballot.term) for who, (ballot, _) in readers.items() if ballot.leader == who]
-            for who, term in leading:
-                for ballot, _ in readers.values():
-                    ballot.beat(term, who, number)
-        assert len({verdict(ballot)[1:3] for ballot, _ in readers.values()}) == 1, log
 
 
 def test_somebody_can_always_be_elected(logs: list[Log]) -> None:

@@ -139,12 +139,6 @@ def test_to_resign_without_leading_is_nothing() -> None:
     assert contender().resign() is None
 
 
-def test_where_the_past_cannot_be_read_it_listens_for_one_silence_first() -> None:
-    one = contender()
-    one.listen_first(5.0)
-    assert one.claim_at(5.0) == pytest.approx(5.0 + SILENCE)
-
-
 def test_a_beat_of_the_highest_term_leaves_it_a_term_to_claim() -> None:
     one = contender()
     hear(one, beat(OTHER, (1 << 32) - 1, 1))

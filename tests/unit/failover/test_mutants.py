@@ -354,7 +354,7 @@ def acknowledgements_of_a_dropped_pipe_counted(patch: pytest.MonkeyPatch) -> Non
 
 @in_simulation(
     kind="queues", grouped=True, all_lead=False, deaths=True, faults=0.0, buffer=10, blocks=20, pace=(0.05, 0.001),
-    accidents=(Accident(0.3, "kill", 0, 0.3),), late=0.55,
+    accidents=(Accident(0.3, "kill", 0, 0.3),), late=0.31,
 )  # fmt: skip
 def no_beat_after_a_takeover(patch: pytest.MonkeyPatch) -> None:
     next_batch = Sender._next_batch

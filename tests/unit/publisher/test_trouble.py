@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +255,9 @@ async def test_a_publisher_cannot_be_had_from_a_closed_client(bus_directory: Pat
         client.publisher(URL, SCHEMA)
     with pytest.raises(esp.Closed):
         await opening
+
+
+async def test_the_log_election_is_refused_where_the_past_cannot_be_read(bench: Bench) -> None:
+    bench.faults.capabilities = replace(bench.faults.capabilities, replay=False, elections=("token",))
+    with pytest.raises(esp.ConfigError, match=r"election 'log'.*take one of 'token', 'zookeeper://"):
+        await bench.client.publisher(URL, SCHEMA, failover=esp.Failover("feed", election="log"))
