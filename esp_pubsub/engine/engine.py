@@ -235,7 +235,7 @@ class Engine:
         kept, why = False, "it has no snapshots"
         if self._snapshots is not None:
             try:
-                await self._snapshots.at_switch()
+                await self._snapshots.take_last()
                 kept = True
             except EspError as error:
                 why = str(error)
@@ -258,7 +258,7 @@ class Engine:
         why = "pass snapshots= with a directory"
         if self._snapshots is not None:
             try:
-                await self._snapshots.at_switch()
+                await self._snapshots.take_last()
             except EspError as error:
                 why = str(error)
             else:

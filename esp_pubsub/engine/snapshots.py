@@ -7,11 +7,11 @@ A snapshot is taken between two entries (in derived order: between two reads). I
        without output. A member that stands by goes on as the copy. One that leads has the copy take the same steps, up
        to the first that does anything.
 
-One that is taken at a switch to another version of the model counts once the first is so: nothing comes after it. Then
-it is marked, by a second rename. A standby may be ahead of the bus, a diverged one may be anywhere, and a model's
-own `restore` may forget something: restored from such a state after all members died, nobody would have the blocks in
-between, or a wrong state would become the truth. So only marked files are restored, and only marked files push out
-older ones. A member that is found to differ withdraws what it marked.
+One that is taken at a stop, or a switch to another version of the model, counts once the first is so: nothing comes
+after it. Then it is marked, by a second rename. A standby may be ahead of the bus, a diverged one may be anywhere, and
+a model's own `restore` may forget something: restored from such a state after all members died, nobody would have the
+blocks in between, or a wrong state would become the truth. So only marked files are restored, and only marked files
+push out older ones. A member that is found to differ withdraws what it marked.
 
     <engine and run>-<place>-<member>.new         taken, and perhaps never to count
     <engine and run>-<place>-<member>.snapshot    counts
@@ -118,7 +118,7 @@ class Pending(NamedTuple):
     step: int
     taken_at: float
     last: bool
-    """It was taken at a switch: no later block of this member proves it."""
+    """It was taken at a switch or a stop: no later block of this member proves it."""
     copy: asyncio.Future[bool] | None = None
     """What the copy shows beside a member that does not go on as the copy."""
 
@@ -165,7 +165,7 @@ class Snapshots:
         self._ended = False
         self._wanted = -1  # a snapshot of this step or a later one
         self._asked: list[int] = []  # steps up to which somebody waits for one that counts
-        self._is_last = False  # the next one is taken at a switch
+        self._is_last = False  # the next one is taken at a switch or a stop
 
     async def run(self, stepping: Stepping, standing: Callable[[], Standing], leads: Callable[[], bool]) -> None:
         """Take one every so often, and mark it once it counts, until cancelled.
@@ -252,7 +252,7 @@ class Snapshots:
         self._report(StateRefused(f"a copy of {name} that its snapshot made does something else than {name}", path=""))
         self._news.tell()
 
-    async def at_switch(self) -> None:
+    async def take_last(self) -> None:
         """This member takes no further step, and the bus has all its blocks: take one here, whatever was taken before,
         and wait until it counts. Raises as `persist` does.
         """
