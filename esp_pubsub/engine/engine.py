@@ -36,7 +36,7 @@ from ..failover.group import Group
 from ..failover.join import Elect, join
 from ..failover.line import Line
 from ..failover.membership import Role, RoleChange
-from ..failover.words import Beat, Pulse, Setup, StandBy, Word
+from ..failover.words import Beat, Pulse, Setup, StandBy, Word, differences
 from ..notices import Failure, Notice, Reconnected
 from ..sender import Sender
 from .options import EngineOptions, EngineStats, LineStats
@@ -165,6 +165,7 @@ class Engine:
         self._task: asyncio.Task[None] | None = None
         self._stepper: asyncio.Task[None] | None = None
         self._closed = False
+        self._speaker: int | None = None  # whose beat was read last
         self._failure: Exception | None = None
         self._raised = False
 
@@ -292,10 +293,14 @@ class Engine:
             return
         if isinstance(said, Beat | StandBy):
             self._see(said)
-        if not isinstance(said, Beat) or said.pulse is None:
+        if not isinstance(said, Beat) or differences(membership.setup, said.setup) is not None:
             return
-        pulse = said.pulse
-        if said.identity.nonce == membership.identity.nonce:
+        before, self._speaker = self._speaker, said.identity.nonce
+        if said.pulse is not None and before == self._speaker:  # a single beat may be anybody's
+            self._hear_pulse(said.pulse, ours=before == membership.identity.nonce)
+
+    def _hear_pulse(self, pulse: Pulse, *, ours: bool) -> None:
+        if ours:
             if pulse.stops:
                 self._stopping.is_heard.set()
             return
@@ -303,7 +308,7 @@ class Engine:
             self._order.heard(pulse.now)
             if pulse.stops:
                 raise Stopped(f"the engine at {self.address} was stopped")
-        if pulse.step:
+        if pulse.step and not self._leads():
             self._steps.compare(Mark(pulse.step, pulse.chain))
 
     def _see(self, said: Beat | StandBy) -> None:

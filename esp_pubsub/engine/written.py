@@ -20,6 +20,7 @@ from .._tasks import run_all, run_until_one_ends
 from ..backoff import Backoff
 from ..bus import Bus, Message, Pipe, Place
 from ..errors import BusUnavailable
+from ..failover import belief
 from ..notices import Failure, Notice
 from ..wire.frame import frames
 from .clock import Clock
@@ -130,7 +131,8 @@ class WrittenOrder:
 
     def heard(self, now: int) -> None:
         """A living leader says what time it is, if it knows."""
-        if now:
+        ours, wall = self.clock.read(self._loop.time(), wall_clock()), wall_clock()
+        if now and (not self._knows_time or belief.time(now, ours, wall)):
             self._knows_time = True
             self._advance(now)
 

@@ -132,6 +132,9 @@ class Accept:
         if self._is_beyond(frame, source):
             yield Dropped(frame, "beyond")
             return
+        if frame.kind == BEAT:
+            yield from self._beat(frame, source)
+            return
         if source is None:
             yield from self._make_room()
             source = self._begin(frame)
@@ -143,11 +146,17 @@ class Accept:
             yield NewRun(frame.source, source.run, frame.run)
             source = self._begin(frame)
         self.sources[frame.source] = self.sources.pop(frame.source)  # the order in which they were last seen
-        if frame.kind != BLOCK:
-            yield from self._prove(source, frame.settled)
-            yield self._drop(source, frame, "beat")
-        else:
-            yield from self._block(frame, source)
+        yield from self._block(frame, source)
+
+    def _beat(self, frame: Frame, source: Source | None) -> Iterator[Outcome]:
+        """A beat proves that what is held may be delivered, and nothing of blocks that did not come: those are told
+        when the next one comes. So it cannot begin a sequence, nor end one.
+        """
+        if source is None or frame.run != source.run:
+            yield Dropped(frame, "stale" if source is not None and frame.run < source.run else "beat")
+            return
+        yield from self._prove(source, min(frame.settled, max(source.hold, default=source.last)))
+        yield self._drop(source, frame, "beat")
 
     def _block(self, frame: Frame, source: Source) -> Iterator[Outcome]:
         known_diverged = source.diverged.get(frame.link) == frame.id - 1 or source.diverged.get(frame.chain) == frame.id

@@ -6,8 +6,9 @@
 The leader writes a numbered beat every so often. A member that has read none for a while writes a claim of the next
 term that names the last beat it read. Everybody judges a claim by what stands *before* it in the log: it is void if
 its term is not the next one, or if two or more later beats of the leader stand there. The first claim that is not void
-leads, and a leader that reads it steps down. So no clock is compared with another one, and a member that was merely
-slow to read deposes nobody: the beats it had not read yet are what voids its claim.
+leads, and a leader that reads it steps down. A beat of a higher term, whose claim was not read, counts when its member
+beats again: a single one may be anybody's (belief.py). So no clock is compared with another one, and a member that was
+merely slow to read deposes nobody: the beats it had not read yet are what voids its claim.
 
 A reader that joined in the middle knows nothing until it reads a beat; until then it takes any claim of a higher term
 for good, and the first beat puts that right.
@@ -31,7 +32,7 @@ UNHEARD_BEATS = 12  # a leader that could not make itself heard for so many know
 class Ballot:
     """One reader's verdicts. `leader` is the nonce of the member that leads `term`, None if nobody does."""
 
-    __slots__ = ("known", "leader", "number", "term")
+    __slots__ = ("_doubted", "known", "leader", "number", "term")
 
     def __init__(self, *, from_start: bool = True) -> None:
         """`from_start`: the log is read from its first message."""
@@ -39,16 +40,26 @@ class Ballot:
         self.term = 0
         self.leader: int | None = None
         self.number = 0
+        self._doubted = (0, 0, 0)  # term, nonce and number of the last beat of another member
 
     def beat(self, term: int, nonce: int, number: int, *, resigns: bool = False) -> bool:
         """Read a beat. True if it is the present leader's; a beat that resigns leaves the term without a leader."""
-        if self.known and (term < self.term or (term == self.term and nonce != self.leader)):
+        if self.known and not self._counts(term, nonce, number):
             return False
         self.known = True
         self.term = term
         self.number = number
         self.leader = None if resigns else nonce
         return True
+
+    def _counts(self, term: int, nonce: int, number: int) -> bool:
+        """Whether a beat is the leader's, who may be another one than was known: then it has to beat twice."""
+        if (term, nonce) == (self.term, self.leader):
+            return True
+        if term <= self.term:
+            return False
+        (before, who, last), self._doubted = self._doubted, (term, nonce, number)
+        return not self.term or ((term, nonce) == (before, who) and number > last)
 
     def claim(self, term: int, nonce: int, saw_nonce: int, saw_number: int) -> bool:
         """Read a claim, which names the last beat its writer had read. True if it leads from here on."""

@@ -46,12 +46,13 @@ from ..wire.frame import (
     glance,
     parse,
 )
+from . import belief
 from .accept import Accept, Dropped, Source
 from .chains import Chains, chains_of
 from .outbox import Outbox
 
 _LINK_AT = CHAIN_AT - 4  # side by side
-_HEARD_KEPT = 1_000  # chains that beats said: ten a second, when a block comes with each
+_HEARD_KEPT = 1_000  # chains that beats said, to a member that knows nothing of the line itself
 
 
 class Position(NamedTuple):
@@ -77,6 +78,7 @@ class Line:
         self._known_to = 0  # neither m nor a chain of the bus is beyond
         self._seen = Chains(buffer if suffix_only else buffer + WINDOW_FRAMES)  # it is read so far beyond m
         self._heard: dict[int, int] = {}  # what beats said
+        self._unjudged: tuple[int, int | None, bool] | None = None  # what the last one said, before the topic was read
         self._accept = self._new_accept()
         self._past = 0  # how far the topic was followed, in all its parts
         self._at_end = False
@@ -258,23 +260,46 @@ class Line:
                     self._compare(outcome.id, ours, outcome.chain)
                 self._advance(outcome.id if self._suffix_only else min(outcome.settled, outcome.id))
             elif isinstance(outcome, Dropped) and outcome.why == "beat":
-                self._advance(outcome.frame.settled)
+                self._advance(min(outcome.frame.settled, self._seen.last))
 
-    def heard(self, run: int, settled: int, chain: int | None) -> None:
-        """A beat on the control topic: `settled`, and the chain of that block if its sender still knew it.
+    def heard(self, run: int, settled: int, chain: int | None, *, beats_on: bool = True) -> bool:
+        """A beat on the control topic: `settled`, and the chain of that block if its sender still knew it. False if
+        that is not believed (belief.py). `beats_on`: the beat before was of the same member.
 
         Raises InputDiffers, or Stale for a higher run.
         """
         if run < self.run:
-            return
+            return True
         self._refuse_higher(run)
+        ours, shown = self._ours(settled), self._shown
+        if not shown and not self._at_end:
+            self._unjudged = settled, chain, beats_on  # what is read next may say more
+            return True
+        bus = ours if settled <= self.agreed else self._seen.get(settled)
+        if not belief.position(
+            settled,
+            chain,
+            bus=bus,
+            ours=ours,
+            shown=shown,
+            sees_all=self._suffix_only and not self._leads,
+            beats_on=beats_on,
+        ):
+            return False
         if chain is not None and settled:
-            self._heard[settled] = chain
-            if len(self._heard) > _HEARD_KEPT:
-                del self._heard[min(self._heard)]
-            if (ours := self._ours(settled)) is not None:
+            if not shown:
+                self._heard[settled] = chain
+                if len(self._heard) > _HEARD_KEPT:
+                    del self._heard[min(self._heard)]
+            if ours is not None:
                 self._compare(settled, ours, chain)
         self._advance(settled)
+        return True
+
+    @property
+    def _shown(self) -> int:
+        """The last block of which this member knows itself that it is on the bus: it has read it, or sent it."""
+        return max(self._seen.last, self.agreed)
 
     def rejoin(self) -> None:
         """The topic is read anew from another place: what was accepted so far says nothing of what comes next."""
@@ -284,8 +309,14 @@ class Line:
         self._at_end = False
 
     def reached_end(self) -> None:
-        """The topic is followed from where it ended when this member came; what it has not seen of it, it will not."""
+        """The topic is followed from where it ended when this member came; what it has not seen of it, it will not.
+
+        Raises as `heard` does.
+        """
         self._at_end = True
+        said, self._unjudged = self._unjudged, None
+        if said is not None:
+            self.heard(self.run, *said[:2], beats_on=said[2])
 
     def chain_at(self, id: int) -> int | None:
         """The chain of a block, ours or the bus's, if it is still known."""
@@ -302,7 +333,7 @@ class Line:
     def _on_bus(self, id: int) -> int | None:
         """The chain of the bus's block, if it is still known."""
         seen = self._seen.get(id)
-        return self._heard.get(id) if seen is None else seen
+        return self._heard.get(id) if seen is None and not self._shown else seen
 
     def _refuse_higher(self, run: int) -> None:
         if run > self.run:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import Closed, EspError
+from ..errors import Closed, ConfigError, EspError
 from .course import Course, Reach
 from .line import Line, Position
 from .words import Beat, Challenge, Identity, Pulse, Setup, StandBy, differences
@@ -134,6 +134,7 @@ class Membership:
         self._speaks = False  # others may have heard that it leads
         self._silent = False  # it leaves
         self._heard_other_at = -math.inf
+        self._speaker: int | None = None  # the other member whose beat was heard last
         self._conflict_until = -math.inf
         self._elected: int | None = None
         self._ended: Literal["lost", "suspended"] | None = None
@@ -147,38 +148,48 @@ class Membership:
 
     # what happened
 
-    def hear(self, said: Beat, now: float) -> None:
-        """A beat on the control topic, in its order. Raises what ends the membership for good: InputDiffers, Stale for
-        a higher run, ConfigError for a member that is set up differently.
+    def hear(self, said: Beat, now: float) -> bool:
+        """A beat on the control topic, in its order; False if it is not believed (belief.py). Raises what ends the
+        membership for good: InputDiffers, Stale for a higher run, ConfigError for a member that is set up differently.
 
         What a group said that is long gone binds nobody: only a member that speaks now is compared.
         """
         if said.identity.nonce == self.identity.nonce:
-            return
+            return True
         try:
-            self._compare(said, now)
+            return self._compare(said, now)
         except EspError:
             self._silent = True
             raise
 
-    def _compare(self, said: Beat, now: float) -> None:
+    def _compare(self, said: Beat, now: float) -> bool:
+        speaker, self._speaker = self._speaker, said.identity.nonce
+        beats_on = speaker == self._speaker
         if said.setup.beginning == self.setup.beginning and said.setup.since != self.setup.since:
-            self._hear_positions(said)  # it is of another version of the model, whose lines are ours
-            return  # the order tells each of them whose is over
+            # it is of another version of the model, whose lines are ours; the order tells each of them whose is over
+            return self._hear_positions(said, beats_on=beats_on)
         if said.setup.topics == self.setup.topics and said.run != self.run:
-            self._hear_positions(said)  # a higher run ends ours, a lower one is over
-            return
+            return self._hear_positions(said, beats_on=beats_on)  # a higher run ends ours, a lower one is over
         differ = differences(self.setup, said.setup)
-        if differ is None:
-            self._hear_positions(said)
-        elif self._hears and not (self._speaks and (said.resigns or said.identity.nonce > self.identity.nonce)):
-            raise differ
-        else:  # whether that group is gone is known when it should have spoken again
-            self._conflict_until = -math.inf if said.resigns else now + HEARD
+        if differ is not None:
+            return self._hear_others(said, now, differ, beats_on=beats_on)
         if self._hears and not said.resigns:
             self._heard_other_at = now
-            if said.pulse is not None:
+            if said.pulse is not None and beats_on:
                 self._course.heard(said.term, (*said.pulse.places, said.pulse.taken), now)
+        return self._hear_positions(said, beats_on=beats_on)
+
+    def _hear_others(self, said: Beat, now: float, differ: ConfigError, *, beats_on: bool) -> bool:
+        """A beat of another group under our name: one of the two leaves, the one that does not lead. Of two that lead,
+        the one with the lower nonce stays.
+        """
+        stays = said.resigns or said.identity.nonce > self.identity.nonce if self._speaks else self.others_lead(now)
+        if stays:
+            return False
+        if self._hears and beats_on:
+            raise differ
+        self._conflict_until = -math.inf if said.resigns else now + HEARD  # by then it should have spoken again
+        return True
 
     def hear_challenge(self, said: Challenge, now: float) -> None:
         """Somebody has read more than this member, if it leads."""
@@ -194,11 +205,12 @@ class Membership:
             return None
         return Challenge(self.identity, self.run, self._course.term, reach.read)
 
-    def _hear_positions(self, said: Beat) -> None:
-        positions = dict(zip(said.setup.topics, said.positions, strict=True))
+    def _hear_positions(self, said: Beat, *, beats_on: bool) -> bool:
+        positions, believed = dict(zip(said.setup.topics, said.positions, strict=True)), True
         for line, topic in zip(self.lines, self.setup.topics, strict=True):
             if (at := positions.get(topic)) is not None:
-                line.heard(said.run, at.settled, at.chain)
+                believed = line.heard(said.run, at.settled, at.chain, beats_on=beats_on) and believed
+        return believed
 
     def hears(self, *, all_of_it: bool) -> None:
         """The control topic is read to its end, or it is not read at the moment."""

@@ -68,6 +68,7 @@ class Core:
         self.input = input
         self.forks = forks
         self.line = Line(SOURCE, run, Outbox(10, 1 << 20), suffix_only=suffix_only, buffer=10)
+        self.line.reached_end()  # it takes a beat for what it is, also before it has read a block
         setup, identity = Setup(("topic",), ("schema",), "rows", "log"), Identity(input, 1, "", "", 1)
         self.member = Membership([self.line], setup, identity, run, patience=1.0)
 

@@ -32,6 +32,7 @@ class Member:
         self.member.hears(all_of_it=True)
         for at in range(len(LINES)):
             self.member.follows(at, follows=True)
+            lines[at].reached_end()
         self.script = script
         self.taken = 0
 
@@ -85,7 +86,7 @@ def said(core: Member) -> Beat:
     return core.member.beat(1, 1, False)
 
 
-def _agrees(call: Callable[..., None], *arguments: object) -> None:
+def _agrees(call: Callable[..., object], *arguments: object) -> None:
     try:
         call(*arguments)
     except InputDiffers as differs:

@@ -141,6 +141,8 @@ class Member:
         self.left = False
         outboxes = [Outbox(room, 1 << 20) for _ in LINES]
         lines = [Line(SOURCE, 0, outbox, suffix_only=True, buffer=10) for outbox in outboxes]
+        for line in lines:
+            line.reached_end()
         writers = [BlockWriter(_SCHEMA, _ENCODER, outbox, SOURCE, 0, 1 << 20) for outbox in outboxes]
         self.steps = Steps(
             Calls(self.model.step, self.model.timer, timed=True),
@@ -339,9 +341,12 @@ def acknowledge(core: Member, at: int, id: int, log: Logs) -> None:
 
 
 def hear(core: Member, at: int, m: int, chain: int | None, log: Logs) -> None:
-    """It hears how far a line is on the bus."""
+    """It hears how far a line is on the bus; of its own block it has also read there whether it is that one."""
+    line = core.member.lines[at]
     try:
-        core.member.lines[at].heard(0, m, chain)
+        if chain is not None and (ours := line._ours(m)) is not None:
+            line._compare(m, ours, chain)
+        line.heard(0, m, chain)
     except InputDiffers as differs:
         leave(core, f"it leaves for block {differs.id}")
     go_on(core, log)

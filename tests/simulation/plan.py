@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from .forger import FORGED
+
 Kind = Literal["log", "holes", "queues"]
 
 
@@ -152,6 +154,13 @@ def of_engines(plan: Plan) -> Iterator[Accident]:
         yield Accident(rng.uniform(0.05, plan.calm_after), "switch", rng.randrange(6), 0.0)
 
 
+def of_forgers(plan: Plan) -> Iterator[Accident]:
+    """What somebody forges who is no member."""
+    rng = random.Random(plan.seed + 8)
+    for _ in range(rng.choice((0, 0, 1, 6))):
+        yield Accident(rng.uniform(0.05, plan.calm_after), rng.choice(list(FORGED)), 0, 0.0)
+
+
 def _in_order(accidents: Iterable[Accident]) -> tuple[Accident, ...]:
     return tuple(sorted(accidents, key=lambda accident: accident.at))
 
@@ -160,4 +169,4 @@ def all_accidents(plan: Plan) -> tuple[Accident, ...]:
     """Everything that goes wrong, in the order in which it does."""
     restless = _restless(plan) if plan.restless else ()
     besides = of_engines(plan) if plan.engine else ()
-    return _in_order([*plan.accidents, *restless, *besides])
+    return _in_order([*plan.accidents, *restless, *besides, *of_forgers(plan)])

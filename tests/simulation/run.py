@@ -52,6 +52,7 @@ from tests.model.judges import Standing
 
 from .computation import OneOrder, script
 from .engines import INPUT_WINDOWS, ORDER, OUTPUT_WINDOWS, EngineProcess, FeedProcess, harm_snapshots
+from .forger import FORGED, Forger
 from .plan import OF_MEMBERS, Accident, Plan, all_accidents, draw
 from .processes import (
     LATEST,
@@ -69,6 +70,7 @@ from .programs import Program
 from .programs import draw as draw_program
 
 PATIENCE = 40.0
+CONTROL = "sim:5555/M/F/g"
 _QUIET = 1.0
 _EPOCH = 1_700_000_000_000_000
 _MEMORY = Path("/dev/shm")  # no disk has to be waited for
@@ -122,6 +124,13 @@ class Run:
         ]
         self.standing: defaultdict[tuple[str, str], Standing] = defaultdict(
             lambda: Standing(suffix_only=self.broker.capabilities.suffix_only)
+        )
+        self.forger = Forger(
+            self.broker,
+            ORDER.removesuffix("/order") if self.plan.engine else CONTROL,
+            [each.topic for each in self.windows],
+            ORDER if self.plan.engine else None,
+            self.plan.seed + 9,
         )
         self.late = [LateProcess(self, "LK"[window.at], window) for window in self.windows]
 
@@ -255,7 +264,11 @@ class Run:
                 self.loop.in_bus(self.plan.late, late.start)
         for accident in all_accidents(self.plan):
             await asyncio.sleep(max(0.0, accident.at - self.loop.time()))
-            self._happens(accident)
+            if accident.what in FORGED:
+                self.tell(f"somebody forges: {accident.what}")
+                self.forger.forge(accident.what)
+            else:
+                self._happens(accident)
         await asyncio.sleep(max(0.0, self.plan.calm_after - self.loop.time()))
         self._set_faults(0.0)
         self.tell("no more faults")

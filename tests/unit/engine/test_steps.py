@@ -40,6 +40,7 @@ class Engine:
         for source, window in enumerate(WINDOWS, 1):
             outbox = Outbox(100, 1 << 20)
             line = Line(source, 0, outbox, suffix_only=True, buffer=100)
+            line.reached_end()
             self.lines.append(line)
             outputs[window] = (BlockWriter(SCHEMA, Encoder(SCHEMA), outbox, source, 0, LARGEST), line)
         inputs = [Reading("Trades", SCHEMA, Accept(suffix_only=True, from_start=True))]

@@ -64,10 +64,13 @@ class Reader:
 
     def proves(self, frame: Frame) -> int:
         if frame.kind == BEAT:
-            return frame.settled
+            return min(frame.settled, max((w.id for w in self.waiting), default=self.cursor))
         return frame.id - 1 if self.suffix_only else min(frame.settled, frame.id - 1)
 
     def feed(self, frame: Frame) -> tuple[Outcome, ...]:
+        if frame.kind == BEAT and frame.run > self.run:
+            assert self.accept.receive(frame) == (Dropped(frame, "beat"),), "blocks begin a sequence, beats do not"
+            return self.accept.receive(frame)
         stale = frame.run < self.run
         if frame.run > self.run:
             gone, old = self.waiting, self.run
@@ -78,8 +81,8 @@ class Reader:
         proof_before = self.proof
         twins = [w for w in self.waiting if w.id == frame.id and w.kind == frame.kind == BLOCK]
         if not stale:
-            self.waiting.append(frame)
             self.proof = max(self.proof, self.proves(frame))
+            self.waiting.append(frame)
         outcome = self.accept.receive(frame)
         newcomer = self.cursor == 0 and self.joining
         for o in outcome:

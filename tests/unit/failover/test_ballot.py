@@ -100,11 +100,23 @@ def test_a_beat_of_a_lower_term_or_of_another_member_is_not_the_leaders(term: in
     assert verdict(ballot) == before
 
 
-def test_a_beat_of_a_higher_term_leads() -> None:
-    """Its claim stood where this reader did not read."""
+def test_a_member_that_beats_on_in_a_higher_term_leads() -> None:
+    """Its claim stood where this reader did not read. A single beat may be anybody's."""
     ballot = led_by(X, 2, beats=1)
-    assert ballot.beat(3, Y, 1)
-    assert verdict(ballot) == (True, 3, Y, 1)
+    assert not ballot.beat(3, Y, 1)
+    assert not ballot.beat(3, Y, 1)
+    assert not ballot.beat(3, Z, 2)
+    assert not ballot.beat(3, Y, 2)
+    assert ballot.beat(2, X, 2)
+    assert ballot.beat(3, Y, 3)
+    assert verdict(ballot) == (True, 3, Y, 3)
+
+
+def test_the_first_beat_that_is_read_at_all_leads() -> None:
+    """The topic was made again, and its leader lives."""
+    ballot = Ballot()
+    assert ballot.beat(7, Y, 12)
+    assert verdict(ballot) == (True, 7, Y, 12)
 
 
 def test_after_the_highest_term_comes_the_first() -> None:

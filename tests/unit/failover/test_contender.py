@@ -106,6 +106,8 @@ def test_it_leads_on_when_it_reads_a_void_claim() -> None:
 def test_it_steps_down_when_another_member_beats_in_a_higher_term() -> None:
     one = leading()
     hear(one, beat(OTHER, 2, 1))
+    assert one.term == 1, "a single beat says nothing: anybody may have written it"
+    hear(one, beat(OTHER, 2, 2))
     assert one.term is None
 
 

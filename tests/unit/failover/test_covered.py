@@ -12,7 +12,7 @@ from esp_pubsub.failover.outbox import Outbox
 from tests.unit.failover.test_line_reads import BLOCKS, INPUT, OURS, RUN, Topic, line
 
 
-def live(seed: int, *, differs: bool) -> None:
+def live(seed: int, *, differs: bool, suffix_only: bool = True) -> None:
     """A standby that reads its group's topic from the start, hears beats, which say nothing of most blocks, and is
     given its input; where it `differs`, from some block on. Nothing is forgotten, so each block can be compared.
     """
@@ -20,7 +20,7 @@ def live(seed: int, *, differs: bool) -> None:
     topic = Topic(chance, [INPUT], damages=False, higher_run=False)
     topic.fill()
     differs_at = chance.randrange(2, BLOCKS) if differs else BLOCKS + 1
-    one = Line(OURS, RUN, Outbox(BLOCKS, 1 << 20), suffix_only=True, buffer=BLOCKS)
+    one = Line(OURS, RUN, Outbox(BLOCKS, 1 << 20), suffix_only=suffix_only, buffer=BLOCKS)
     own, read = line(differs_at=differs_at), 0
     try:
         while read < len(topic.messages) or one.outbox.last < BLOCKS:
@@ -42,7 +42,11 @@ def live(seed: int, *, differs: bool) -> None:
         assert differs_at <= found.id  # any of its blocks may be the one
 
 
-@pytest.mark.parametrize("differs", [False, True], ids=["equal input", "another input"])
+@pytest.mark.parametrize(
+    "how",
+    [{"differs": False}, {"differs": True}, {"differs": True, "suffix_only": False}],
+    ids=["equal input", "another input", "another input, beats are believed further"],
+)
 @pytest.mark.parametrize("seed", range(100))
-def test_a_block_is_covered_only_once_it_was_compared_where_it_can_be(seed: int, differs: bool) -> None:
-    live(seed, differs=differs)
+def test_a_block_is_covered_only_once_it_was_compared_where_it_can_be(seed: int, how: dict[str, bool]) -> None:
+    live(seed, **how)

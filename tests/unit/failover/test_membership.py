@@ -54,6 +54,8 @@ def member(given: tuple[int, int] = (0, 0), *, buffer: int = 100, run: int = 0) 
     one.hears(all_of_it=True)
     for at in (0, 1):
         one.follows(at, follows=True)
+        lines[at].reached_end()
+    one.hear(beat(0, 0, resigns=True), 0.0)  # a single one is not believed
     return one
 
 
@@ -442,12 +444,27 @@ def test_what_a_group_said_that_is_long_gone_only_makes_a_newcomer_wait() -> Non
 def test_of_two_that_came_to_lead_at_once_and_are_not_alike_one_leaves(nonce: int, leaves: bool) -> None:
     one = active()
     one.beat(1, 1, False)
-    other = Identity("other", nonce, "", "h", 2)
+    other = beat(0, 0, setup=UNLIKE, who=Identity("other", nonce, "", "h", 2))
+    assert one.hear(other, 0.0) == leaves, "a single beat may be anybody's"
     if leaves:
         with pytest.raises(ConfigError):
-            one.hear(beat(0, 0, setup=UNLIKE, who=other), 0.0)
+            one.hear(other, 0.1)
     else:
-        one.hear(beat(0, 0, setup=UNLIKE, who=other), 0.0)
+        assert not one.hear(other, 0.1)
+
+
+def test_a_standby_stays_whatever_another_group_says_while_it_hears_its_leader() -> None:
+    other = beat(0, 0, setup=UNLIKE, who=Identity("other", ME.nonce - 1, "", "h", 2))
+    standby, alone = member(), member()
+    standby.hear(beat(0, 0), 0.0)
+    for now in (0.1, HEARD - 0.1):
+        assert not standby.hear(other, now)
+    with pytest.raises(ConfigError):
+        standby.hear(other, HEARD + 0.1)
+    assert alone.hear(other, 0.0), "a single beat may be anybody's"
+    assert alone.due(HEARD) is None
+    with pytest.raises(ConfigError):
+        alone.hear(other, 0.1)
 
 
 def test_a_leader_that_beats_before_it_knows_that_it_was_elected_is_the_one_that_stays() -> None:

@@ -16,8 +16,8 @@ import pytest
 from esp_pubsub import inbox
 from esp_pubsub.bus import Feed, Pipe
 from esp_pubsub.errors import BusUnavailable
-from esp_pubsub.failover import line
-from esp_pubsub.failover.accept import Accept, Outcome, Source
+from esp_pubsub.failover import belief, line
+from esp_pubsub.failover.accept import Accept, Dropped, Outcome, Source
 from esp_pubsub.failover.ballot import Contender
 from esp_pubsub.failover.chains import chains_of
 from esp_pubsub.failover.group import Group
@@ -25,7 +25,7 @@ from esp_pubsub.failover.ledger import Known, Ledger
 from esp_pubsub.failover.line import Line, Position
 from esp_pubsub.failover.membership import Event, Membership
 from esp_pubsub.failover.outbox import Outbox
-from esp_pubsub.failover.words import Beat, Word
+from esp_pubsub.failover.words import Beat, Word, differences
 from esp_pubsub.notices import Missed
 from esp_pubsub.publisher import Publisher
 from esp_pubsub.sender import Sender
@@ -195,7 +195,7 @@ def outbox_trimmed_by_one_too_many(patch: pytest.MonkeyPatch) -> None:
 @in_model("log, a member of the last run")
 def beats_of_a_lower_run_count(patch: pytest.MonkeyPatch) -> None:
     heard = Line.heard
-    patch.setattr(Line, "heard", lambda self, run, settled, chain: heard(self, max(run, self.run), settled, None))
+    patch.setattr(Line, "heard", lambda self, run, settled, *_, **__: heard(self, max(run, self.run), settled, None))
 
 
 @in_model("queues")
@@ -213,6 +213,46 @@ def what_a_held_block_says_counts(patch: pytest.MonkeyPatch) -> None:
 @in_model("log, a newcomer in the middle")
 def what_stands_between_two_ends_is_not_looked_at(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(line, "_linked", lambda messages: chains_of([parse(data).chain for _, data in messages]))
+
+
+# what is believed
+
+FORGERIES: dict[str, Any] = {
+    "kind": "log", "all_lead": False, "blocks": 40, "pace": (0.02, 0.03), "faults": 0.0,
+    "accidents": tuple(
+        Accident(0.1 + at / 30, what, 0, 0.0)
+        for at, what in enumerate((
+            "settled far ahead", "settled a little ahead", "another chain", "another setup", "a beat on a line",
+        ) * 8)
+    ),
+}  # fmt: skip
+
+
+@in_simulation(**FORGERIES)
+def every_position_is_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(belief, "position", lambda *_, **__: True)
+
+
+@in_simulation(**FORGERIES)
+def every_setup_is_believed(patch: pytest.MonkeyPatch) -> None:
+    compare = Membership._compare
+
+    def credulous(self: Membership, said: Beat, now: float) -> bool:
+        if self._hears and (differ := differences(self.setup, said.setup)) is not None:
+            raise differ
+        return compare(self, said, now)
+
+    patch.setattr(Membership, "_compare", credulous)
+
+
+@in_simulation(**FORGERIES)
+def beats_prove_what_did_not_come(patch: pytest.MonkeyPatch) -> None:
+    def credulous(self: Accept, frame: Frame, source: Source | None) -> Iterator[Outcome]:
+        if source is not None:
+            yield from self._prove(source, frame.settled)
+        yield Dropped(frame, "beat")
+
+    patch.setattr(Accept, "_beat", credulous)
 
 
 # ledger
@@ -501,7 +541,7 @@ def in_lives(live: Callable[..., None], **how: bool) -> Callable[[Mutant], Mutan
     return enter
 
 
-@in_lives(test_covered.live, differs=True)
+@in_lives(test_covered.live, differs=True, suffix_only=False)
 def covered_without_a_comparison(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Line, "covered", property(lambda self: min(self.outbox.last, self.m)))
 

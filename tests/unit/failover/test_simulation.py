@@ -10,7 +10,8 @@ import pytest
 
 from esp_pubsub.testing._virtual import Stuck, VirtualLoop
 from tests.simulation import run as simulation
-from tests.simulation.plan import ENGINES, draw, of_engines
+from tests.simulation.forger import FORGED
+from tests.simulation.plan import ENGINES, Accident, draw, of_engines, of_forgers
 from tests.simulation.run import Wrong, run
 
 SEEDS = 240
@@ -43,6 +44,26 @@ def test_seeds_draw_every_kind_of_bus_and_every_accident() -> None:
     )
     assert {plan.input_kind for plan in engines} == {None, "log", "holes", "queues"}
     assert {what.what for plan in engines for what in of_engines(plan)} == {*ENGINES, "switch"}
+
+
+def test_seeds_draw_everything_that_can_be_forged() -> None:
+    forged = Counter(accident.what for seed in range(SEEDS) for accident in of_forgers(draw(seed)))
+    assert set(forged) == FORGED.keys()
+
+
+@pytest.mark.parametrize("kind", ["log", "holes", "queues"])
+@pytest.mark.parametrize("what", FORGED)
+def test_what_somebody_forges_who_may_write_there_ends_nobody_and_loses_nothing(what: str, kind: str) -> None:
+    forged = tuple(Accident(0.1 + at / 7, what, 0, 0.0) for at in range(8))
+    for seed in range(4):
+        run(seed, kind=kind, accidents=forged, blocks=40, pace=(0.02, 0.03), all_lead=False, grouped=True)
+
+
+@pytest.mark.parametrize("what", ["all are to stop", "another time", "another version", "a challenge", "a standby"])
+def test_what_somebody_forges_who_may_write_there_ends_no_engine(what: str) -> None:
+    forged = tuple(Accident(0.3 + at / 3, what, 0, 0.0) for at in range(8))
+    for seed in range(6):
+        run(seed, engine=True, kind="log", accidents=forged)
 
 
 def test_a_seed_is_one_history() -> None:
