@@ -161,6 +161,19 @@ class Address:
         return f"{self.metadata}/E/{self.project}/{self.contquery}"
 
 
+def order_topic(control: str, run: int) -> str:
+    """The topic on which all that is decided stands which does not follow from the input alone; a run has its own."""
+    return f"{control}/order-{run}" if run else f"{control}/order"
+
+
+def is_control(topic: str) -> bool:
+    """Whether nobody needs what stands on a topic for longer than seconds: the words of a group, but neither the order
+    of an engine, whose topic has a longer name, nor a window of the project M and its query F.
+    """
+    _, found, group = topic.partition("/M/F/")
+    return bool(found) and not re.fullmatch(".+/order(-[0-9]+)?|[^/]+/[IO]", group)
+
+
 def other_side(topic: str) -> str:
     """The portable name of the same window's other direction; a metadata or control name has none."""
     stem, _, direction = topic.rpartition("/")

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import Client, ConfigError, Engine, EngineOptions, init
-from ..address import Address
+from ..address import Address, order_topic
 from ..bus import Bus
 from ..claims import find_schema
 from ..engine.loading import load_model
 from ..engine.model import declared
 from ..engine.opening import Windows, log_of
 from ..engine.order import Poisoned
-from ..engine.order_topic import From, find_block, order_topic, pass_over, switch
+from ..engine.order_topic import From, find_block, pass_over, switch
 from ..engine.restoring import newest_place
 from ..events import PLAIN, Block
 from ..failover.accept import Accept

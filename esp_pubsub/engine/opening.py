@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .._news import News
-from ..address import Address
+from ..address import Address, order_topic
 from ..bus import Bus, Logs, Place
 from ..claims import Claims, find_election
 from ..encode import Encoder
@@ -33,7 +33,7 @@ from .inputs import LogInput, LogReader, QueueInput
 from .model import Model, declared
 from .options import EngineOptions
 from .order import Order, Poisoned, Version
-from .order_topic import begin, order_topic, read_ahead
+from .order_topic import begin, read_ahead
 from .repeating import repeats
 from .restoring import Restoring, Start
 from .snapshots import Named, Snapshots

@@ -33,11 +33,6 @@ _WRITE_DEADLINE = 10.0  # seconds; the driver has a shorter one of its own
 _TRIES = 10
 
 
-def order_topic(control_topic: str, run: int) -> str:
-    """The topic on which all that is decided stands which does not follow from the input alone; a run has its own."""
-    return f"{control_topic}/order-{run}" if run else f"{control_topic}/order"
-
-
 async def begin(bus: Bus, topic: str, ours: Beginning, run: int, *, switches: bool) -> tuple[Begun, Beginning, int]:
     """The beginning that counts, and its chain: the retained one, else the first on the order topic, else ours.
 

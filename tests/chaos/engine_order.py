@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import esp_pubsub as esp
-from esp_pubsub.address import Address
+from esp_pubsub.address import Address, order_topic
 from esp_pubsub.bus import Bus, Message, Place
 from esp_pubsub.encode import Encoder
 from esp_pubsub.engine.beginning import Begun, Input, read_beginning
 from esp_pubsub.engine.model import declared
 from esp_pubsub.engine.opening import log_of
 from esp_pubsub.engine.order import Entry, Order, Taken
-from esp_pubsub.engine.order_topic import order_topic
 from esp_pubsub.engine.steps import Reading, Steps
 from esp_pubsub.events import PLAIN, Block
 from esp_pubsub.failover.accept import Accept, Dropped

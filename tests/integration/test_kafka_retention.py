@@ -23,7 +23,7 @@ from aiokafka.codec import lz4_encode
 from aiokafka.record.util import calc_crc32c
 
 import esp_pubsub as esp
-from esp_pubsub.address import kafka_topic
+from esp_pubsub.address import kafka_topic, order_topic
 from esp_pubsub.notices import BadMessage, Failure, Missed, Notice, Reconnected, Skipped
 from esp_pubsub.transports.kafka import unpacking
 from tests.integration.members import SCHEMA, Reader, inject
@@ -347,3 +347,17 @@ async def test_blocks_that_a_publisher_compresses_arrive(kafka: Kafka, url: str,
         async with ours.subscriber(url, side="in", start="earliest") as subscriber:
             await Reader(subscriber).to(1_000)
         assert told == []
+
+
+async def test_the_words_of_a_group_are_kept_for_an_hour_and_the_order_of_an_engine_like_blocks(
+    kafka: Kafka, url: str
+) -> None:
+    control = esp.Address.parse(url).engine_control
+    names = [kafka_topic(name) for name in (control, order_topic(control, 0), order_topic(control, 7))]
+    async with client(kafka) as (ours, _), administrator(kafka) as admin:
+        for name in (control, order_topic(control, 0), order_topic(control, 7)):
+            await (await ours.bus.pipe(name)).aclose()
+        asked = [ConfigResource(ConfigResourceType.TOPIC, name, {"retention.ms": None}) for name in names]
+        answers = await admin.describe_configs(asked)
+    kept = {name: config[0][1] for answer in answers for _, _, _, name, config in answer.resources}
+    assert [kept[name] for name in names] == ["3600000", "604800000", "604800000"]

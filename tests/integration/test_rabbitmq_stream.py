@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import secrets
@@ -20,6 +21,7 @@ import pytest
 from rstream import AMQPMessage, CompressionType, ConsumerOffsetSpecification, OffsetType, Producer, amqp_decoder
 from rstream import Consumer as StreamConsumer
 
+from esp_pubsub.address import order_topic
 from esp_pubsub.bus import Bounds, Break, Bus, Capabilities, Feed, Message, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
 from esp_pubsub.testing import conformance
@@ -417,6 +419,22 @@ def test_a_segment_is_a_part_of_what_is_kept() -> None:
     assert retention(0, 0) == {}
     with pytest.raises(ConfigError):
         retention(1_000_000, 0)
+
+
+async def test_the_words_of_a_group_are_kept_for_an_hour_and_the_order_of_an_engine_like_blocks(
+    rabbitmq: RabbitMQ, name: str
+) -> None:
+    control = f"host:5555/M/F/engine/{name}/q"
+    async with opened(rabbitmq) as streams, await aio_pika.connect(rabbitmq.url) as connection:
+        kept = {}
+        for topic in (control, order_topic(control, 0)):
+            await (await streams.pipe(topic)).aclose()
+            for age in ({"x-max-age": "3600s", "x-stream-max-segment-size-bytes": 4_000_000}, {}):
+                channel = await connection.channel()
+                with contextlib.suppress(aio_pika.exceptions.ChannelPreconditionFailed):
+                    await channel.declare_queue(topic, durable=True, arguments={"x-queue-type": "stream", **age})
+                    kept[topic] = age.get("x-max-age")
+    assert kept == {control: "3600s", order_topic(control, 0): None}
 
 
 async def test_a_reader_that_retention_overtook_goes_on_behind_a_break(rabbitmq: RabbitMQ, name: str) -> None:

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esp_pubsub.address import Address, AddressOptions, kafka_topic, other_side, tervela_topic
+from esp_pubsub.address import (
+    Address,
+    AddressOptions,
+    is_control,
+    kafka_topic,
+    order_topic,
+    other_side,
+    tervela_topic,
+)
 from esp_pubsub.errors import AddressError, NotOffered
 
 TRADES = Address("trades", 5555, "market", "cq", "TradesSource")
@@ -247,3 +255,22 @@ def test_a_user_in_a_url_is_refused_and_not_shown(url: str) -> None:
     with pytest.raises(AddressError) as caught:
         Address.parse(url)
     assert "hunt" not in f"{caught.value} {vars(caught.value)}"
+
+
+@pytest.mark.parametrize(
+    ("topic", "control"),
+    [
+        (TRADES.control("feed"), True),
+        (TRADES.control("orders"), True),
+        (TRADES.control("order"), True),
+        (TRADES.engine_control, True),
+        (order_topic(TRADES.engine_control, 0), False),
+        (order_topic(TRADES.engine_control, 20261120), False),
+        (TRADES.topic("in"), False),
+        (TRADES.metadata, False),
+        (Address("host", 5555, "M", "F", "w").topic("in"), False),
+        (Address("host", 5555, "M", "F", "w").topic("out"), False),
+    ],
+)
+def test_only_the_words_of_a_group_are_of_use_for_seconds(topic: str, control: bool) -> None:
+    assert is_control(topic) is control

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from aiokafka import TopicPartition
 
-from esp_pubsub.address import kafka_topic
+from esp_pubsub.address import is_control, kafka_topic
 from esp_pubsub.bus import Bounds, Capabilities, GroupState, Place, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
 
@@ -81,7 +81,7 @@ class KafkaBus:
     async def _ensure(self, name: str) -> bytes:
         """The id of a topic, which is made if it is not there."""
         at = self._at(name)
-        configs = _CONTROL if "/M/F/" in name else _STAMPED
+        configs = _CONTROL if is_control(name) else _STAMPED
         if self._options.retention and configs is _STAMPED:
             configs = {**_STAMPED, "retention.ms": str(round(self._options.retention * 1000))}
         found = await self._made(at, configs)

@@ -34,6 +34,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 
+from esp_pubsub.address import is_control
 from esp_pubsub.bus import Bounds, Break, Message, Place, Start
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable, ConfigError
 
@@ -153,7 +154,7 @@ class Streams:
 
     async def _make(self, link: Link, stream: str) -> bool:
         """Whether it was us who made it."""
-        arguments = _CONTROL if "/M/F/" in stream else self._arguments
+        arguments = _CONTROL if is_control(stream) else self._arguments
         code, _ = await link.ask(Key.CREATE, text(stream) + pairs(arguments))
         if code == PRECONDITION_FAILED:  # it exists and is otherwise; or it is another kind of queue
             if (await link.ask(Key.QUERY_OFFSET, text(_BASE) + text(stream)))[0] == ABSENT:
