@@ -561,7 +561,7 @@ async def test_a_standby_that_campaigns_again_at_once_keeps_its_node(
     async with member(calm, group) as one, member(calm, group, campaign=False) as other:
         await one.leads()
         other.campaign()
-        await until(lambda: watches(zookeeper) == 2)
+        await until(lambda: other.election._behind is not None)  # it knows who stands before it
         monkeypatch.setattr(election, "_LINGER", LONG)
         monkeypatch.setattr(Session, "_ask", None)  # nothing is asked meanwhile
         for _ in range(100):
