@@ -196,6 +196,7 @@ async def late_answer(t: Trial) -> None:
         return b"answer to " + data
 
     async with _serving(t, bus, topic, slow):
+        await _ask(t, asker, topic, b"first")  # which takes longer where answers need a place of their own
         try:
             await t.within("request", cast(Requests, asker).request(topic, b"slow", 0.3))
         except NoAnswer:

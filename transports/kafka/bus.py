@@ -8,7 +8,7 @@ the one in front of it is acknowledged (`suffix_only`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from aiokafka import TopicPartition
@@ -21,6 +21,7 @@ from .feed import PURGED, KafkaFeed, incarnation
 from .link import Link, security, words
 from .options import KafkaOptions, settings
 from .pipe import ENVELOPE, KafkaPipe
+from .requests import Asker, Server
 from .values import CONFIGS, Values
 
 # A writer's clock that is wrong must not decide what is kept, or whether a message is taken at all.
@@ -48,17 +49,18 @@ async def open_bus(options: KafkaOptions) -> KafkaBus:
 
 
 class KafkaBus:
-    """A `Bus` and `Catalog` over one cluster."""
+    """A `Bus`, `Requests` and `Catalog` over one cluster."""
 
     def __init__(self, link: Link, largest: int) -> None:
         self.link = link
         self.capabilities = Capabilities(
-            suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=False, catalog=True,
+            suffix_only=True, replay=True, retained=True, groups=True, incarnation=True, requests=True, catalog=True,
             max_message_bytes=largest - ENVELOPE, shows_groups=True,
         )  # fmt: skip
         self._options = link.settings.options
         self._largest = largest
         self._values = Values(link, self._options.valuestopic)
+        self._asker = Asker(self)
         self._ids: dict[str, bytes] = {}  # as last seen; what was there before is another topic
         self._checked: set[str] = set()  # topics that take what the broker takes
         self._purges: dict[bytes, int] = {}  # by topic id: the last one that a reader here came across
@@ -202,6 +204,21 @@ class KafkaBus:
             states.append(GroupState(name.removesuffix(f"@{at.topic}"), position, hosts, None))
         return states
 
+    async def request(self, topic: str, data: bytes, timeout: float) -> bytes:
+        """See `Requests.request`."""
+        return await self._asker.request(topic, data, timeout)
+
+    async def serve(self, topic: str, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
+        """See `Requests.serve`."""
+        await self.make_for_requests(kafka_topic(topic))
+        await Server(self, topic, answer).run()
+
+    async def make_for_requests(self, topic: str) -> None:
+        """Make a topic of one partition, whose messages are of use for seconds, unless it is there."""
+        if self._closed:
+            raise BusUnavailable("this bus was closed")
+        await self._made(TopicPartition(topic, 0), _CONTROL)
+
     async def topics(self) -> Sequence[str]:
         """See `Catalog.topics`: those that were opened by a client of ours and are still there."""
         await self._ensure_values()
@@ -229,5 +246,5 @@ class KafkaBus:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await asyncio.gather(*(opened.aclose() for opened in self._open), self._values.aclose())
+        await asyncio.gather(*(opened.aclose() for opened in self._open), self._asker.aclose(), self._values.aclose())
         await self.link.aclose()

@@ -194,15 +194,16 @@ class Link:
         return producer
 
     def consumer(self, **more: Any) -> AIOKafkaConsumer:
-        """A consumer that is not started yet, commits nothing by itself, and says when a position is not there."""
-        consumer = AIOKafkaConsumer(
-            **self._common,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            fetch_max_wait_ms=100,  # how fresh it is known that fetches are answered; no message waits for it
-            max_partition_fetch_bytes=self.settings.options.fetch_size,
-            **more,
-        )
+        """A consumer that is not started yet, commits nothing by itself, and, unless told otherwise, says when a
+        position is not there.
+        """
+        ours = {
+            "enable_auto_commit": False,
+            "auto_offset_reset": "none",
+            "fetch_max_wait_ms": 100,  # how fresh it is known that fetches are answered; no message waits for it
+            "max_partition_fetch_bytes": self.settings.options.fetch_size,
+        }
+        consumer = AIOKafkaConsumer(**{**self._common, **ours, **more})
         paced(consumer._client)  # noqa: SLF001
         return consumer
 
@@ -453,6 +454,15 @@ class Link:
                 hosts = [host.lstrip("/") for _, _, host, _, given in members if _has_partition(given)]
                 found.append((name, ", ".join(hosts)))
         return sorted(found)
+
+    async def remove(self, topics: list[str]) -> None:
+        """Remove topics, those that are still there."""
+        admin, _ = await self._asking()
+        with words(f"removing {', '.join(topics)}"):
+            answer = await admin.delete_topics(topics)
+            for topic, error in answer.topic_error_codes:
+                if error not in (0, UnknownTopicOrPartitionError.errno):
+                    raise for_code(error)(topic)
 
     async def delete_before(self, at: TopicPartition, position: int) -> None:
         """Let go of everything in front of a position."""
