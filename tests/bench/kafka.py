@@ -62,6 +62,7 @@ from .work import compete, note_times, now
 
 SINGLES = 100_000
 BLOCKS, EVENTS = 4_000, 256
+TRIPS = 500  # requests, one after another
 TIMES = int(os.environ.get("TIMES", "20"))
 RATE = 1_000
 GATHERED = 10_000  # sends that raw aiokafka has under way: as many blocks as our buffer holds
@@ -277,6 +278,57 @@ async def receive_raw_paced(directory: str, bootstrap: str, topic: str) -> None:
         say(took=took[WARM:])
 
 
+async def serve(directory: str, bootstrap: str, topic: str) -> None:
+    """An echo; it is ready when it has answered itself."""
+
+    async def echo(data: bytes) -> bytes:
+        return data
+
+    async with client(bootstrap) as opened, asyncio.TaskGroup() as tasks:
+        serving = tasks.create_task(opened.requests().serve(topic, echo))
+        await opened.requests().request(topic, b"", LIMIT)
+        say(ready=True)
+        await heard()
+        serving.cancel()
+
+
+async def ask(directory: str, bootstrap: str, topic: str) -> None:
+    """One request after another, of as many bytes as a frame of ours has."""
+    data = bytes(len(to_frames(blocks_of("small"))[0]))
+    async with client(bootstrap) as opened:
+
+        async def one() -> None:
+            await opened.requests().request(topic, data, LIMIT)
+
+        await tell_times(one)
+
+
+async def trip_raw(directory: str, bootstrap: str, topic: str) -> None:
+    """A message is written and read back, one after another."""
+    data = bytes(len(to_frames(blocks_of("small"))[0]))
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=0) as producer, consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+
+        async def one() -> None:
+            sent = await producer.send(topic, data)
+            await consumer.getone()
+            await sent
+
+        await tell_times(one)
+
+
+async def tell_times(one: Callable[[], Awaitable[None]]) -> None:
+    """How long each of many took, without the first ones."""
+    await heard()
+    took = []
+    for _ in range(TRIPS):
+        began = now()
+        await one()
+        took.append(now() - began)
+    say(took=took[TRIPS // 10 :])
+
+
 async def member(directory: str, bootstrap: str, topic: str, election: str, begun: float) -> None:
     logging.getLogger("esp_pubsub").setLevel(logging.ERROR)  # it tells of its role in its own words
     failover = esp.Failover(topic, election=election)  # by its name: to others of one group it would be a stranger
@@ -295,7 +347,7 @@ async def watch(directory: str, bootstrap: str, topic: str) -> None:
         await note_times(subscriber, Path(directory, "times.json"))
 
 
-_SENDING = publish, send, send_batches, confluent, faststream, publish_paced, send_paced, member
+_SENDING = publish, send, send_batches, confluent, faststream, publish_paced, send_paced, member, serve, ask, trip_raw
 _READING = receive, receive_raw, receive_paced, receive_raw_paced, watch
 ROLES = {role.__name__: role for role in (*_SENDING, *_READING)}
 
@@ -369,6 +421,18 @@ class Broker:
             await writer.told()
             took = (await reader.told())["took"]
         return median(took) / 1e6, quantiles(took, n=100)[98] / 1e6
+
+    async def trips(self, role: str) -> float:
+        """p50 in ms; with a server, if that is what takes part."""
+        topic = f"host:1/{next(_numbers)}/M" if role == "ask" else await self.new_topic()
+        async with Crew("kafka") as crew:
+            server = await crew.start("serve", bootstrap=self.bootstrap, topic=topic) if role == "ask" else None
+            asker = await crew.start(role, bootstrap=self.bootstrap, topic=topic)
+            asker.tell()
+            took = (await asker.told())["took"]
+            if server is not None:
+                server.tell()
+        return median(took) / 1e6
 
     async def gaps(self, how: signal.Signals, election: str) -> list[float]:
         """The longest pause around each of so many switches, in ms."""
@@ -453,6 +517,16 @@ async def measure_latency(report: Report, broker: Broker) -> None:
         report.ratio(samples, *names, target=1.5, better="lower")
 
 
+async def measure_requests(report: Report, broker: Broker) -> None:
+    ours, raw = "request and answer, p50", "raw: written and read back, p50"
+    samples: dict[str, list[float]] = {ours: [], raw: []}
+    for _ in range(REPETITIONS):
+        samples[ours].append(await broker.trips("ask"))
+        samples[raw].append(await broker.trips("trip_raw"))
+    report.figures(samples, "ms", better="lower")
+    report.ratio(samples, ours, raw, target=2.5, better="lower")
+
+
 async def measure_failover(report: Report, broker: Broker) -> None:
     async with ZooKeeper() as zookeeper:
         service = f"zookeeper://{zookeeper.hosts}?session=1200ms"
@@ -480,6 +554,7 @@ PARTS = {
     "reading": measure_reading,
     "blocks": measure_blocks,
     "latency": measure_latency,
+    "requests": measure_requests,
     "failover": measure_failover,
 }
 
