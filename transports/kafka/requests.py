@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 
+from esp_pubsub._tasks import run_until_one_ends
 from esp_pubsub.address import kafka_topic
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable, NoAnswer
 
@@ -229,6 +230,9 @@ class Server(ConsumerRebalanceListener):
         self._producers: dict[str, AIOKafkaProducer] = {}  # the order in which they were last needed
         self._has_begun = asyncio.Event()  # the topic is ours, and the broker's time is known
         self._losses = 0
+        self._handled = asyncio.Event()
+        self._done = self._stored = 0  # the next request that is to be handled
+        self._storing = asyncio.Lock()
         self._ahead = 0.0  # the broker's clock of ours
         self._consumer: AIOKafkaConsumer = link.consumer(
             group_id=self._group,
@@ -240,34 +244,55 @@ class Server(ConsumerRebalanceListener):
 
     async def run(self) -> None:
         """Answer until cancelled."""
-        what = f"serving {self._at.topic}"
         try:
-            async with self._link.started(self._consumer, what):
+            async with self._link.started(self._consumer, f"serving {self._at.topic}"):
                 pass
             self._consumer.subscribe([self._at.topic], listener=self)
-            while True:
-                with words(what), bounded():
-                    found = await self._consumer.getmany(timeout_ms=round(_WAIT * 1000), max_records=1)
-                losses = self._losses
-                for record in found.get(self._at, ()):
-                    await self._has_begun.wait()
-                    async with self._busy:
-                        if losses == self._losses:  # else another server has it
-                            await self._handle(record)
-                if self._trouble is not None:
-                    raise self._trouble
+            await run_until_one_ends(self._serve(), self._commit_meanwhile())
         finally:
             await asyncio.shield(self._stop())
+
+    async def _serve(self) -> None:
+        while self._trouble is None:
+            with words(f"serving {self._at.topic}"), bounded():
+                found = await self._consumer.getmany(timeout_ms=round(_WAIT * 1000), max_records=1)
+            losses = self._losses
+            for record in found.get(self._at, ()):
+                await self._has_begun.wait()
+                async with self._busy:
+                    if losses == self._losses:  # else another server has it
+                        await self._handle(record)
+                        self._done = record.offset + 1
+                        self._handled.set()
+        raise self._trouble
+
+    async def _commit_meanwhile(self) -> None:
+        while True:
+            await self._handled.wait()
+            self._handled.clear()
+            await self._commit()
+
+    async def _commit(self) -> None:
+        """Store how far requests were handled. In trouble some are handled once more, by whoever serves next."""
+        async with self._storing:
+            done = self._done
+            if done > self._stored:
+                with suppress(BusError), words(f"serving {self._at.topic}"):
+                    async with asyncio.timeout(self._link.timeout):
+                        await self._consumer.commit({self._at: done})
+                self._stored = done
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """The client's word: a rebalance begins, once this returns."""
         async with self._busy:
+            await self._commit()
             self._losses += 1
             self._has_begun.clear()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         """The client's word: a rebalance ended."""
         if self._at in assigned:
+            self._done = self._stored = 0
             try:
                 self._ahead = await self._send(self._at.topic, b"", [_GREETING]) - time.monotonic()
             except BusError as error:  # which the client would only log
@@ -284,9 +309,6 @@ class Server(ConsumerRebalanceListener):
                     await self._send(reply, answer, [(_NUMBER, number)])
             except BusError as error:
                 _log.warning("an answer to a request on %s was not sent: %s", self._at.topic, error)
-        with suppress(BusUnavailable), words(f"serving {self._at.topic}"):  # then it may be handled once more
-            async with asyncio.timeout(self._link.timeout):
-                await self._consumer.commit({self._at: record.offset + 1})
 
     def _is_waited_for(self, record: Any, waits: bytes) -> bool:
         """Whether its asker still waits, if it says for how long, and the broker stamped it."""
@@ -315,6 +337,7 @@ class Server(ConsumerRebalanceListener):
         return float(sent.timestamp) / 1000
 
     async def _stop(self) -> None:
-        await self._link.stopped(self._consumer)  # first: it calls us until then
+        await self._commit()
+        await self._link.stopped(self._consumer)  # before its producers: it calls us until then
         while self._producers:
             await self._link.stopped(self._producers.popitem()[1])
