@@ -455,14 +455,13 @@ class Link:
                 found.append((name, ", ".join(hosts)))
         return sorted(found)
 
-    async def remove(self, topics: list[str]) -> None:
-        """Remove topics, those that are still there."""
+    async def remove(self, topic: str) -> None:
+        """Remove a topic, if it is still there."""
         admin, _ = await self._asking()
-        with words(f"removing {', '.join(topics)}"):
-            answer = await admin.delete_topics(topics)
-            for topic, error in answer.topic_error_codes:
-                if error not in (0, UnknownTopicOrPartitionError.errno):
-                    raise for_code(error)(topic)
+        with words(f"removing {topic}"):
+            ((_, error),) = (await admin.delete_topics([topic])).topic_error_codes
+            if error not in (0, UnknownTopicOrPartitionError.errno):
+                raise for_code(error)(topic)
 
     async def delete_before(self, at: TopicPartition, position: int) -> None:
         """Let go of everything in front of a position."""

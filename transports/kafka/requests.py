@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
@@ -42,7 +43,7 @@ REPLIES = "esp-pubsub.replies."
 _REPLY, _NUMBER, _TIMEOUT = "kafka_replyTopic", "kafka_correlationId", "timeout"
 _GREETING = ("server", b"")
 _ABANDONED = 3600.0  # seconds after the last answer
-_REMOVED_AT_ONCE = 20
+_LOOKED_AT = 20  # of the topics that others may have left behind
 _OPEN = 16  # topics for answers for which a server has a producer
 _WAIT = 1.0
 _LOOK_EVERY = 0.1
@@ -202,16 +203,16 @@ class _Answers:
             await asyncio.wait([self._reading])
         await self._stop()
         with suppress(BusError):
-            await self._link.remove([self._at.topic])
+            await self._link.remove(self._at.topic)
 
 
 async def _remove_abandoned(link: Link) -> None:
-    """Remove topics whose last message is an hour old. No more than a few: who comes next removes others."""
+    """Remove topics whose last message is an hour old. It looks at a few: who comes next looks at others."""
     since = round((time.time() - _ABANDONED) * 1e6)
     found = [topic for topic in await link.topics() if topic.startswith(REPLIES)]
-    old = [topic for topic in found if await link.position_at(TopicPartition(topic, 0), since) is None]
-    if old:
-        await link.remove(old[:_REMOVED_AT_ONCE])
+    for topic in random.sample(found, min(len(found), _LOOKED_AT)):
+        if await link.position_at(TopicPartition(topic, 0), since) is None:
+            await link.remove(topic)
 
 
 class Server(ConsumerRebalanceListener):
