@@ -58,7 +58,7 @@ def test_a_member_that_takes_over_from_a_silent_one_is_a_failover() -> None:
 
 
 def test_a_member_that_resigned_handed_over() -> None:
-    _, switches = heard(beat(1, 1, 1), beat(1, 1, 2, resigns=True), claim(1, 2, (1, 2)), beat(2, 3, 1))
+    _, switches = heard(beat(1, 1, 1), beat(1, 1, 2, resigns=True), claim(1, 2, (1, 2)), beat(2, 3, 1), beat(2, 3, 2))
     assert [(switch.before.name, switch.before.role) for switch in switches] == [("member-1", "handed over")]
 
 
@@ -115,7 +115,7 @@ def test_what_is_no_beat_changes_nothing() -> None:
 
 
 def test_names_move_no_cursor_and_members_are_bounded() -> None:
-    control, switches = heard(*(beat(n, n, 1, name=f"\x1b[2J{n}") for n in range(1, 50)))
+    control, switches = heard(*(beat(n, n, number, name=f"\x1b[2J{n}") for n in range(1, 50) for number in (1, 2)))
     assert len(control.rows()) == 4 and len(switches) == 48
     assert roles(control)[0] == ("?[2J49", "silent")
 
