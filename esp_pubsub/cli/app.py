@@ -145,6 +145,8 @@ def pub(  # noqa: PLR0913  # a flag each
     ignore_parse_errors: Annotated[
         bool, typer.Option("--ignore-parse-errors", help="Pass over bad lines and count them.")
     ] = False,
+    missing_dot: Annotated[bool, typer.Option("--missing-dot", help="A number that is `.` is null.")] = False,
+    ignore_unknown: Annotated[bool, typer.Option("--ignore-unknown", help="JSON may have fields of its own.")] = False,
     upsert: Annotated[bool, typer.Option("--upsert", help="Lines without opcode are upserts.")] = False,
     transactional: Annotated[bool, typer.Option("--transactional", help="All events of a block, or none.")] = False,
     failover_group: Annotated[str | None, typer.Option(help="Be a member; the same name on each.")] = None,
@@ -174,6 +176,7 @@ def pub(  # noqa: PLR0913  # a flag each
         "fstype": format, "header": header, "dateformat": dateformat, "csvfielddelimiter": delimiter,
         "blocksize": block_size, "rate": rate, "repeatcount": repeat, "maxevents": max_events,
         "growinginputfile": follow or None, "ignorecsvparseerrors": ignore_parse_errors or None,
+        "missingdot": missing_dot or None, "ignoreunknownfields": ignore_unknown or None,
         "publishwithupsert": upsert or None, "transactional": transactional or None, "failovergroup": failover_group,
         "numbufferedmsgs": buffer, "election": election, "run": run_number, "transport": bus,
         "transportconfigfile": config, **marks,

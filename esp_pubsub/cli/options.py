@@ -23,8 +23,8 @@ _FLAGS = {"normal": EventFlag.NORMAL, "partialupdate": EventFlag.PARTIAL}
 _ONLY = {
     "pub": (
         "blocksize", "quiesce", "growinginputfile", "rate", "repeatcount", "prebuffer", "transactional",
-        "publishwithupsert", "ignorecsvparseerrors", "hotfailover", "failovergroup", "numbufferedmsgs",
-        "zookeeperhostport", "election", "run",
+        "publishwithupsert", "ignorecsvparseerrors", "missingdot", "ignoreunknownfields", "hotfailover",
+        "failovergroup", "numbufferedmsgs", "zookeeperhostport", "election", "run",
     ),
     "sub": ("group", "csvincludeschema", "periodicity", "maxfilesize"),
 }  # fmt: skip
@@ -80,6 +80,10 @@ class AdapterOptions:
     """With addcsvopcode: the opcode is upsert, not insert."""
     ignorecsvparseerrors: bool = False
     """Bad lines are counted and passed over; else the first one ends it."""
+    missingdot: bool = False
+    """A number that is a point alone is null, as SAS spells a missing value."""
+    ignoreunknownfields: bool = False
+    """JSON objects may have fields that the schema has not."""
     csvfielddelimiter: str = ","
     """One character."""
     noautogenfield: bool = False
@@ -176,6 +180,7 @@ class AdapterOptions:
             header=0 if self.header == "false" else named,
             keyless=self.noautogenfield,
             dateformat=self.dateformat,
+            missing_dot=self.missingdot,
         )
 
 

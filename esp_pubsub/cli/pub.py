@@ -126,7 +126,8 @@ class Pub:
         skip = self._skip if self._options.ignorecsvparseerrors else None
         assert self._block is not None
         if self._options.format == "json":
-            return JsonReader(schema, dateformat=self._dateformat, block=self._block, on_bad=skip)
+            ignore, dates = self._options.ignoreunknownfields, self._dateformat
+            return JsonReader(schema, dateformat=dates, block=self._block, ignore_unknown=ignore, on_bad=skip)
         if self._options.format == "binary":
             return BinaryReader(schema, block=self._block)
         return CsvReader(schema, self._csv, block=self._block, on_bad=skip)

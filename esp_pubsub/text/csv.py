@@ -1,9 +1,11 @@
 """CSV lines: `opcode,flags,field,field,...`, as SAS has them.
 
-A column that is empty is null; `""` is an empty text. A value in double quotes may hold delimiters, quotes (doubled,
-or behind a backslash) and ends of lines; a backslash in front of anything else is itself. Blanks behind a delimiter
-count for nothing. Lines end as they like. An update block is read as the update that it makes: its second row, the old
-one, is passed over. A column that stands alone is written as `""` where it is null, for an empty line is no row.
+A column that is empty is null, or an insert where it is the opcode's; `""` is an empty text. A value in double quotes
+may hold delimiters, quotes (doubled, or after a backslash) and ends of lines. A backslash before a delimiter makes it a
+part of the value, in quotes or not; before anything but that, a quote or a backslash it is itself. Blanks after a
+delimiter count for nothing. Lines end as they like. An update block is read as the update that it makes: its second
+row, the old one, is passed over. A column that stands alone is written as `""` where it is null, for an empty line is
+no row.
 
 Reading goes by pieces: the standard library splits a piece into rows, the rows are turned into columns, and each column
 is converted and checked by a few C loops. Only where that fails, the piece is gone through again value by value, which
@@ -50,7 +52,8 @@ _PIECE = 1 << 16  # bytes taken at once: a few hundred rows, so that columns pay
 _NOT_CLOSED = "unexpected end of data"  # so says the standard library
 _BOM = b"\xef\xbb\xbf"
 _END_OF_LINE = re.compile(r"\r\n|\r|\n")
-_BACKSLASH = re.compile(r'(\\[\\"])|\\')
+_CSV_OPCODES = OPCODES | {"": Opcode.INSERT}
+_NUMBERS = set(FieldType) - {FieldType.STRING, FieldType.RSTRING, FieldType.BLOB}
 _WRONG = (ValueError, ArithmeticError, LookupError, TypeError, struct.error)  # what the quick way stumbles with
 
 
@@ -69,6 +72,8 @@ class CsvFormat:
     """The lines have no column for the key (there is one key then); read, it is null."""
     dateformat: str | None = None
     """How dates and stamps are spelt, as strptime has it; None: as integers, seconds and microseconds since 1970."""
+    missing_dot: bool = False
+    """A number, or a moment, that is a point alone is null when read, as SAS spells a missing value."""
 
     def __post_init__(self) -> None:
         if len(self.delimiter) != 1 or self.delimiter.isalnum() or self.delimiter in " \"'\\\r\n+-._[]":
@@ -124,8 +129,11 @@ class CsvReader:
         self._key = next(i for i, field in enumerate(schema.fields) if field.key)
         self._keys = [i for i, field in enumerate(self._fields) if field.key]
         dates = format.dates()
-        self._parsers = [quoted_parser(field, dates) for field in self._fields]
-        self._columns = [_column_parser(field, dates) for field in self._fields]
+        self._parsers = [_parser(field, dates, format.missing_dot) for field in self._fields]
+        self._columns = [
+            _column_parser(field, dates, parse) for field, parse in zip(self._fields, self._parsers, strict=True)
+        ]
+        self._backslashes = re.compile(rf'(\\[\\"{re.escape(format.delimiter)}])|\\')
         quoted = rf'(?:\A|(?<=[{re.escape(format.delimiter)}\r\n])) *"([^"\\]*(?:(?:""|\\.)[^"\\]*)*)"'
         self._quotations = re.compile(quoted, re.DOTALL)
         self._schema_fits = format.opcode is not None and all(
@@ -222,7 +230,7 @@ class CsvReader:
     def _marked(self, text: str) -> str:
         """As the standard library can read it and lose nothing: only backslashes that escape, empty texts spelt out."""
         if "\\" in text:
-            text = _BACKSLASH.sub(lambda m: m[1] or "\\\\", text)
+            text = self._backslashes.sub(lambda m: m[1] or "\\\\", text)
         if '"' in text and '""' in text:  # the first look costs nothing
             text = self._quotations.sub(lambda m: m[0] if m[1] else f'"{EMPTY}"', text)
         return text
@@ -325,7 +333,7 @@ class CsvReader:
     def _mark_columns(self, columns: list[Texts], count: int) -> tuple[bytes, bytes]:
         opcode, flags = self._format.opcode, self._format.flags
         return (
-            bytes(map(OPCODES.__getitem__, columns[0])) if opcode is None else bytes([opcode]) * count,
+            bytes(map(_CSV_OPCODES.__getitem__, columns[0])) if opcode is None else bytes([opcode]) * count,
             bytes(map(FLAGS.__getitem__, columns[-1])) if flags is None else bytes([flags]) * count,
         )
 
@@ -342,7 +350,7 @@ class CsvReader:
 
     def _by_value(self, rows: list[tuple[list[str], int]]) -> Iterator[Batch]:
         for row, line in rows:
-            opcode: int = OPCODES.get(row[0].strip(), 0) if self._format.opcode is None else self._format.opcode
+            opcode: int = _CSV_OPCODES.get(row[0].strip(), 0) if self._format.opcode is None else self._format.opcode
             try:
                 if not opcode:
                     raise self._wrong_opcode(row, line)
@@ -420,12 +428,18 @@ def _bad_line(
     return BadText(f"line {line}: {why}", line=line, column=column, field=field, type=type, value=value)
 
 
-def _column_parser(field: Field, dates: Dates | None) -> Callable[[Texts], Sequence[Any]]:
+def _parser(field: Field, dates: Dates | None, missing_dot: bool) -> Callable[[str], Any]:
+    parse = quoted_parser(field, dates)
+    if missing_dot and field.type in _NUMBERS:
+        return lambda text: None if text.strip() == "." else parse(text)
+    return parse
+
+
+def _column_parser(field: Field, dates: Dates | None, parse: Callable[[str], Any]) -> Callable[[Texts], Sequence[Any]]:
     """A column of texts to its values, or any of the errors in _WRONG, which only say that a closer look is due."""
     kind = field.type
     if kind in (FieldType.STRING, FieldType.RSTRING):
         return _string_column
-    parse = quoted_parser(field, dates)
     if kind is FieldType.DOUBLE:
         return _number_column(float, b"0123456789+-.eE", parse)
     if kind is FieldType.MONEY:

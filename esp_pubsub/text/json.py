@@ -1,9 +1,10 @@
-"""JSON, in the two shapes that SAS has.
+"""JSON, in the two shapes that SAS has, and plain objects.
 
 `[[{"field": value}, ...], ...]`: blocks of events, as they are injected.
 `{"events": {"entries": [{"@opcode": "insert", "field": value}, ...]}}`: one such message a block, as subscribers get
-them; `{"events": [{"event": {...}}, ...]}` is read as well. Messages may follow each other. Without an opcode an event
-is an insert; a field that is left out is null.
+them; `{"events": [{"event": {...}}, ...]}` is read as well. Messages may follow each other.
+`[{"field": value}, ...]`, or such objects one after another, as in NDJSON: read only.
+Without an opcode an event is an insert; a field that is left out is null.
 
 Strings may stand for values of any type, spelt as in CSV; that is how money (a JSON number would lose digits with many
 readers), blobs, moments of a date format, and the doubles that JSON has no number for are written.
@@ -41,15 +42,16 @@ from .values import (
 
 _WORDS = OPCODES | {opcode.name.lower(): opcode for opcode in Opcode}
 _BLANKS = re.compile(r"[ \t\r\n]*")
+_MESSAGE = {"events", "schema"}  # what tells a message from an event, unless fields have these names
 _LOOKAHEAD = 16  # so near to the end of what there is, an error may only mean that the rest is still to come
 
 
 class JsonReader:
     """Bytes to events, fed as they come. `feed` and `close` are to be iterated to their end.
 
-    Blocks are the input's own, at most `block` events each. A bad event raises BadText once all before it was given
-    out, and ends the reading; with `on_bad` that is called with the error instead, the event is passed over and
-    counted in `skipped`. What is no JSON always ends it.
+    Blocks are the input's own, at most `block` events each; events that stand in none are cut by `block`. A bad event
+    raises BadText once all before it was given out, and ends the reading; with `on_bad` that is called with the error
+    instead, the event is passed over and counted in `skipped`. What is no JSON always ends it.
     """
 
     def __init__(
@@ -59,11 +61,15 @@ class JsonReader:
         dateformat: str | None = None,
         block: int = 256,
         max_value: int = 1 << 24,
+        ignore_unknown: bool = False,
         on_bad: Callable[[BadText], object] | None = None,
     ) -> None:
-        """`max_value`: characters that one event, or one message, may have."""
+        """`max_value`: characters that one event, or one message, may have. `ignore_unknown`: fields that the
+        schema has not are passed over, where they are an error else.
+        """
         self.skipped = 0
         self._max_value = max_value
+        self._ignores_unknown = ignore_unknown
         self._on_bad = on_bad
         dates = None if dateformat is None else Dates(dateformat)
         self._parsers = [(field, _parser(field, dates)) for field in schema.fields]
@@ -132,13 +138,14 @@ class JsonReader:
                 yield from self._end(f"a comma or a bracket should stand where {letter!r} stands", at)
             self._next = "value"
         elif letter == "[" and self._depth < 2:
+            yield from self._pending.take(rest=True)
             self._depth += 1
             self._next = "value or end"
-        elif letter == "{" and self._depth != 1:
+        elif letter == "{":
             at = yield from self._value(at, last)
             return at
         else:
-            what = ("an array or a message", "an array of events", "an event")[self._depth]
+            what = ("an array, a message or an event", "an event or an array of events", "an event")[self._depth]
             yield from self._end(f"{what} should stand where {letter!r} stands", at)
         return at + 1
 
@@ -167,6 +174,10 @@ class JsonReader:
         return end
 
     def _message(self, message: Any, at: int) -> Iterator[Batch]:
+        if not self._names.isdisjoint(message) and not _MESSAGE & message.keys() - self._names:
+            yield from self._event(message, at)
+            return
+        yield from self._pending.take(rest=True)
         events = message.get("events")
         if isinstance(events, dict):
             events = events.get("entries")
@@ -207,7 +218,7 @@ class JsonReader:
         if not isinstance(letters, str) or letters not in FLAGS:
             raise self._bad(f"{shown(letters)} is no flag", at, "@flags", value=letters)
         for name in event.keys() - self._names:
-            if not name.startswith("@"):
+            if not self._ignores_unknown and not name.startswith("@"):
                 raise self._bad(f"{name!r} is no field of the schema", at, name, value=event[name])
         values = []
         for field, parse in self._parsers:

@@ -189,9 +189,9 @@ def test_messages_of_a_server_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("7", 1, "an array or a message"),
+        ("7", 1, "an array, a message or an event"),
         ("\n[7]", 2, "an array of events"),
-        ('[{"id":1}]', 1, "an array of events"),
+        ('[[{"id":1}],7]', 1, "an array of events"),
         ("[[7]]", 1, "an event should stand"),
         ("[[[", 1, "an event should stand"),
         ('[[{"id":1} {"id":2}]]', 1, "a comma or a bracket"),
@@ -284,3 +284,46 @@ def test_a_moment_beyond_the_calendar_cannot_be_written_with_a_date_format() -> 
     schema = Schema("k*:int32,v:stamp")
     with pytest.raises(ValueError, match="cannot show"):
         JsonWriter(schema, dateformat=ISO).write([(1, I64 - 1)])
+
+
+PLAIN_OBJECTS = [
+    '[{"id":1,"symbol":"a"},{"id":2},{"id":3,"@opcode":"delete"}]',
+    '{"id":1,"symbol":"a"}\n{"id":2}\r\n{"id":3,"@opcode":"delete"}\n',
+    '{"id":1,"symbol":"a"}{"id":2}\n\n[{"id":3,"@opcode":"delete"}]',
+]
+
+
+@pytest.mark.parametrize("text", PLAIN_OBJECTS)
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_plain_objects_are_events(text: str, piece: int) -> None:
+    reader, data = JsonReader(TRADE), text.encode()
+    batches = [batch for at in range(0, len(data), piece) for batch in reader.feed(data[at : at + piece])]
+    batches += reader.close()
+    assert [row for batch in batches for row in batch.rows] == [(1, "a", None), (2, None, None), (3, None, None)]
+
+
+def test_plain_objects_are_cut_by_the_size_of_a_block_alone() -> None:
+    objects = [f'{{"id":{n}}}' for n in range(7)]
+    for text in ("\n".join(objects), f"[{','.join(objects)}]"):
+        for piece in (1, 5, 1000):
+            reader = JsonReader(TRADE, block=3)
+            batches = [
+                batch for at in range(0, len(text), piece) for batch in reader.feed(text[at : at + piece].encode())
+            ]
+            assert [len(batch.rows) for batch in [*batches, *reader.close()]] == [3, 3, 1]
+
+
+def test_a_message_among_plain_objects_is_a_block_of_its_own() -> None:
+    text = '{"id":1}{"events":{"entries":[{"id":2}]}}{"id":3}[[{"id":4}],{"id":5}]'
+    assert [batch.rows[0][0] for batch in read(TRADE, text)] == [1, 2, 3, 4, 5]
+    odd = Schema("events*:int64,schema:int64")
+    assert read(odd, '{"events":1,"schema":2}') == [Batch([(1, 2)])]
+
+
+def test_fields_that_the_schema_has_not_are_passed_over_where_that_is_said() -> None:
+    text = '[{"id":1,"prize":{"deep":[1]},"symbol":"a"}]\n{"id":2,"other":null}'
+    assert [row for batch in read(TRADE, text, ignore_unknown=True) for row in batch.rows] == [
+        (1, "a", None), (2, None, None),
+    ]  # fmt: skip
+    _, error = read_until_bad(JsonReader(TRADE), text)
+    assert error.field == "prize"
