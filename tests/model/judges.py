@@ -140,6 +140,7 @@ def acknowledge(core: Core, id: int) -> None:
 def rejoin(core: Core) -> None:
     """It follows the topic anew."""
     core.line.rejoin()
+    core.line.reached_end()
 
 
 def step(core: Core, *events: Event) -> None:
