@@ -7,6 +7,7 @@ then it says how far it came. A signal leaves out the events that were read and 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -65,6 +66,8 @@ class Pub:
                 schema = await self._schema(client, topic)
                 run = await self._run(client)
                 member = failover(options, self._sas, run)
+                if member is not None and options.loglevel is None:
+                    logging.getLogger("esp_pubsub.failover").setLevel(logging.INFO)  # roles, in SAS's words
                 opening = client.publisher(
                     options.url, schema, side=options.wanted_side, failover=member, on_notice=self._told
                 )
@@ -237,7 +240,7 @@ async def _all_first(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 @asynccontextmanager
 async def _standby_said(publisher: Publisher, failover: Failover | None) -> AsyncIterator[None]:
-    """Say once that a member has come to where its group is and stays there. Who leads says so by itself."""
+    """Say once that a member has come to where its group is and stays there. That it leads is in the log."""
     saying = asyncio.ensure_future(_say_standby(publisher, failover.group if failover else None))
     try:
         yield

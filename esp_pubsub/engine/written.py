@@ -233,7 +233,7 @@ class WrittenOrder:
         """Once all entries so far are carried out it is known how long nobody kept the time."""
         now, last = self.now(), self._stepping.steps.now
         if self._jumped and last is not None and now - last > 1_000_000:
-            _log.warning("nobody kept the engine's time for %.1f s: it goes on at the wall clock's", (now - last) / 1e6)
+            _log.info("nobody kept the engine's time for %.1f s: it goes on at the wall clock's", (now - last) / 1e6)
         self._jumped = False
 
     def _next_entry(self) -> tuple[Entry, list[tuple[QueueInput, Offer]]] | None:

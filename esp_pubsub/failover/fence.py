@@ -41,5 +41,6 @@ class Fence:
                     "fence: process %s held a lock and did not go on: %s",
                     process,
                     "killed" if ended else "not stopped, or gone",
+                    extra={"esp_process": process},
                 )
             await self._news.wait()

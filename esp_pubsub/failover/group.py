@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -28,6 +28,8 @@ from .roles import HandOver, Roles
 from .words import Beat, Challenge, Word
 
 _log = logging.getLogger("esp_pubsub.failover")
+
+_LAST_WORD = 0.2  # seconds that the word of a hand-over may take: others wait to lead meanwhile
 
 
 class Group:
@@ -65,7 +67,7 @@ class Group:
 
     async def run(self) -> None:
         """Be a member until cancelled. Raises what ends the membership for good."""
-        _log.info("Hot failover state switched to standby: %s on %s", self._name, self._topics)
+        self._say_role(logging.INFO, "standby")
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._control.run())
@@ -112,10 +114,19 @@ class Group:
         await self._stop(*(self._does.keys() - set(ACTIVITIES[self.membership.state])))
         if (before, event) in RESIGNS:
             self._resigns = True
+            if event == "handed over":
+                await self._say_resigned()
             await self._election.resign()
             self._resigns = False
         if event == "handed over":
             self._hand_over.done()
+
+    async def _say_resigned(self) -> None:
+        """Others need to know that this member did not fall silent; the log election says it itself."""
+        if self.membership.setup.election != "log":
+            with suppress(BusUnavailable, Closed, TimeoutError):
+                async with asyncio.timeout(_LAST_WORD):
+                    await self._control.write(self.membership.beat(self.membership.term, 0, resigns=True))
 
     async def _do_what_the_state_asks(self, tasks: asyncio.TaskGroup) -> None:
         for activity in ACTIVITIES[self.membership.state]:
@@ -158,7 +169,9 @@ class Group:
         while self.membership.reach is not None:
             await asyncio.sleep(self.membership.patience / 20)
             if (said := self.membership.challenge(self._loop.time())) is not None:
-                _log.warning("the leader does not go on in its inputs: %s challenges it", self._name)
+                _log.warning(
+                    "the leader does not go on in its inputs: %s challenges it", self._name, extra=self._fields()
+                )
                 with suppress(BusUnavailable):
                     await self._control.write(said)
 
@@ -210,16 +223,30 @@ class Group:
 
     def _report(self, event: Event) -> None:
         if event == "won":
-            for line in self.membership.lines:
-                _log.info(
-                    "Standby sending buffered messages, last message id = %d, current message id = %d",
-                    line.m,
-                    line.outbox.last,
-                )
+            for m, last, extra in self._lines():
+                text = "Standby sending buffered messages, last message id = %d, current message id = %d"
+                _log.info(text, m, last, extra=extra)
         elif event == "synced":
-            for line in self.membership.lines:
-                _log.info("Standby synced, current message id = %d", line.outbox.last)
-            _log.warning("Hot failover state switched to active: %s on %s", self._name, self._topics)
+            for _, last, extra in self._lines():
+                _log.info("Standby synced, current message id = %d", last, extra=extra)
+            silent = self.membership.fell_silent
+            after = f", after {silent} fell silent" if silent else ""
+            self._say_role(logging.WARNING if silent else logging.INFO, "active", event, after=after)
+
+    def _say_role(self, level: int, role: Role, event: Event | None = None, why: str = "", after: str = "") -> None:
+        text = "Hot failover state switched to %s%s: %s on %s%s"
+        extra = self._fields(esp_role=role, esp_event=event)
+        _log.log(level, text, role, why, self._name, self._topics, after, extra=extra)
+
+    def _lines(self) -> Iterator[tuple[int, int, dict[str, object]]]:
+        """Of each line how far the bus has it, the last block that was given, and the fields of a record."""
+        for topic, line in zip(self.membership.setup.topics, self.membership.lines, strict=True):
+            m, last = line.m, line.outbox.last
+            yield m, last, self._fields(esp_topic=topic, esp_m=m, esp_last=last)
+
+    def _fields(self, **more: object) -> dict[str, object]:
+        """The fields of a record of the log."""
+        return {"esp_topic": self._topics, "esp_member": self._name, "esp_term": self.membership.term} | more
 
     def _step(self, event: Event) -> None:
         before = self.membership.role
@@ -230,7 +257,8 @@ class Group:
         if change is None:
             return
         if before == "active":
-            _log.warning("Hot failover state switched to %s (%s): %s", change.role, event, self._name)
+            level = logging.INFO if event == "handed over" else logging.WARNING
+            self._say_role(level, change.role, event, f" ({event})")
         self.roles.changed(change)
         self._changed()
         self._news.tell()
@@ -239,11 +267,10 @@ class Group:
         """This member takes part no more; idempotent."""
         if self.membership.state == "left":
             return
-        for line in self.membership.lines:
-            if line.outbox.last < line.m:
-                _log.warning(
-                    "%s leaves with %d of the %d blocks that the bus holds", self._name, line.outbox.last, line.m
-                )
+        for m, last, extra in self._lines():
+            if last < m:
+                text = "%s leaves with %d of the %d blocks that the bus holds"
+                _log.warning(text, self._name, last, m, extra=extra)
         self._step("leave")
         topic, last = self.membership.not_handed_over
         self._hand_over.failed(

@@ -119,6 +119,8 @@ class Membership:
         self.state: State = "standby"
         self.term = 0
         """The last one in which it led, or was elected to."""
+        self.fell_silent = ""
+        """Once it has won: the name of the member that led before and did not resign; empty if there was none."""
         self.patience = patience
         self.pulse: Callable[[], Pulse] | None = None
         """What beats say of an engine; None for a publisher."""
@@ -135,6 +137,7 @@ class Membership:
         self._silent = False  # it leaves
         self._heard_other_at = -math.inf
         self._speaker: int | None = None  # the other member whose beat was heard last
+        self._led = ""  # the name of the one that was heard to lead, and not to resign
         self._conflict_until = -math.inf
         self._elected: int | None = None
         self._ended: Literal["lost", "suspended"] | None = None
@@ -173,6 +176,8 @@ class Membership:
         differ = differences(self.setup, said.setup)
         if differ is not None:
             return self._hear_others(said, now, differ, beats_on=beats_on)
+        if self._hears:
+            self._led = "" if said.resigns else said.identity.name
         if self._hears and not said.resigns:
             self._heard_other_at = now
             if said.pulse is not None and beats_on:
@@ -368,6 +373,7 @@ class Membership:
             self.term, self._elected = self._elected or 0, None
             self._ended, self._caught_up = None, False
         elif event == "won":
+            self.fell_silent, self._led = self._led, ""
             self._course.begins()
             self._progress = [(line.m, now) for line in self.lines]
             self._sync_at = self._given()

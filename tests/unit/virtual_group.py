@@ -22,9 +22,9 @@ STALL = 0.5  # shorter than what the broker will do to a member
 class World:
     """A broker, and whoever is connected to it."""
 
-    def __init__(self, loop: VirtualLoop, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(self, loop: VirtualLoop, stack: contextlib.AsyncExitStack, kind: str) -> None:
         self.loop = loop
-        self.broker = Broker(loop, "log", deaths=False)
+        self.broker = Broker(loop, kind, deaths=False)
         self._stack = stack
         self._members: list[Publisher] = []  # each is closed by its client, also one that its scene forgets
 
@@ -53,12 +53,12 @@ class World:
         return [frame.id for frame in map(parse, self.broker.topic(TOPIC).log) if frame.kind == BLOCK]
 
 
-def in_a_world(scene: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+def in_a_world(scene: Callable[[World], Coroutine[Any, Any, None]], kind: str = "log") -> None:
     loop = VirtualLoop(random.Random(1))  # type: ignore[abstract]
 
     async def run() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            await scene(World(loop, stack))
+            await scene(World(loop, stack, kind))
 
     try:
         loop.run(run(), 1_000)

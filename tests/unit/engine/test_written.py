@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -111,6 +112,7 @@ def test_a_member_that_comes_when_nobody_kept_the_time_reports_how_long(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(world: World) -> None:
+        caplog.set_level(logging.INFO, "esp_pubsub")
         model, clock = Echo(), written.wall_clock
         source = await (await world.client("C")).publisher(INPUT, SCHEMA)
         first = await member(await world.client("A"))

@@ -407,6 +407,35 @@ def test_another_member_counts_as_leading_for_a_while_after_its_beat() -> None:
     assert not one.others_lead(5.0)
 
 
+def takes_over(one: Membership) -> str:
+    one.elected(3)
+    step(one, "eligible", "elected", "won")
+    return one.fell_silent
+
+
+def test_whoever_led_before_and_did_not_resign_fell_silent() -> None:
+    one = member()
+    one.hear(beat(0, 0), 0.0)
+    assert takes_over(one) == "other"
+    step(one, "suspended")
+    assert takes_over(one) == "", "nobody led in between"
+
+
+def test_whoever_resigned_did_not_fall_silent() -> None:
+    one = member()
+    one.hear(beat(0, 0), 0.0)
+    one.hear(beat(0, 0, resigns=True), 0.0)
+    assert takes_over(one) == ""
+
+
+def test_what_was_said_before_a_member_came_makes_nobody_silent() -> None:
+    one = member()
+    one.hears(all_of_it=False)
+    one.hear(beat(0, 0), 0.0)
+    one.hears(all_of_it=True)
+    assert takes_over(one) == ""
+
+
 def test_a_member_of_a_higher_run_ends_this_one() -> None:
     with pytest.raises(Stale):
         member().hear(beat(1, 1, run=1), 0.0)
