@@ -49,7 +49,12 @@ class Health:
     readers: tuple[ReaderHealth, ...]
 
     def __bool__(self) -> bool:
-        return not self.bus and not any(publisher.failure for publisher in self.publishers)
+        return not self.bus and self.alive
+
+    @property
+    def alive(self) -> bool:
+        """No publisher has failed for good, which only a restart mends. A bus that is away is no reason for one."""
+        return not any(publisher.failure for publisher in self.publishers)
 
     @property
     def flushed(self) -> bool:
@@ -58,7 +63,7 @@ class Health:
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
-        return {"ok": bool(self), "flushed": self.flushed, **asdict(self)}
+        return {"ok": bool(self), "alive": self.alive, "flushed": self.flushed, **asdict(self)}
 
 
 async def health(bus: Bus, opened: Iterable[object], timeout: float) -> Health:

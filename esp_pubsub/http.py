@@ -1,4 +1,4 @@
-"""The one HTTP server of the package (extra `http`): engines serve counts and health, applications their API.
+"""The one HTTP server of the package (extra `http`): health of clients, counts of engines, an API of applications.
 
 It listens on the loopback interface unless told otherwise, and then answers only requests that name this machine, so
 that no page in a browser can reach it under a name of its own, nor from another site. It only reads unless it was given
@@ -12,6 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 from .errors import BusRefused, BusUnavailable, Closed, ConfigError, EspError, NoAnswer, NotInstalled
 
@@ -22,10 +23,14 @@ try:
 except ImportError as e:
     raise NotInstalled("the HTTP server needs aiohttp: pip install 'esp-pubsub[http]'", extra="http") from e
 
+if TYPE_CHECKING:
+    from .client import Client
+
 _log = logging.getLogger("esp_pubsub.http")
 _LARGEST = 1 << 20  # bytes of a request's body
 _ENDING = 2.0  # seconds that requests under way have when the server ends
 _READS = ("GET", "HEAD")
+_ANSWERS = 0.5  # seconds that the bus has when a probe asks: Kubernetes waits for one second
 _STATUS = ((ConfigError, 400), (NoAnswer, 504), (BusUnavailable, 503), (BusRefused, 502), (Closed, 503))
 
 
@@ -63,6 +68,24 @@ async def serve(
         yield bound
     finally:
         await runner.cleanup()
+
+
+def probes(client: Client) -> list[web.RouteDef]:
+    """What `client.health()` says, as JSON, where Kubernetes and the like look for it.
+
+    GET /alive: status 503 once a publisher has failed for good; restart the process. GET /ready: status 503 also while
+    the bus does not answer.
+    """
+
+    async def alive(_: web.Request) -> web.Response:
+        health = await client.health(_ANSWERS)
+        return web.json_response(health.as_dict(), status=200 if health.alive else 503)
+
+    async def ready(_: web.Request) -> web.Response:
+        health = await client.health(_ANSWERS)
+        return web.json_response(health.as_dict(), status=200 if health else 503)
+
+    return [web.get("/alive", alive), web.get("/ready", ready)]
 
 
 def place(text: str) -> tuple[str, int]:

@@ -1,10 +1,13 @@
 """A client says whether it is well."""
 
 import json
+from typing import Any
 
+import aiohttp
 import pytest
 
 import esp_pubsub as esp
+from esp_pubsub.http import probes, serve
 from tests.unit.workbench import ROW, TOPIC, TRADES, Bench, outcome
 
 
@@ -52,3 +55,38 @@ async def test_a_bus_that_does_not_answer_is_named_in_time(bench: Bench, how: st
     bench.faults.restore()
     bench.faults.heal()
     assert await bench.client.health()
+
+
+async def probed(bench: Bench) -> dict[str, tuple[int, Any]]:
+    """What the probes of a client answer."""
+    found = {}
+    async with serve(probes(bench.client)) as port, aiohttp.ClientSession(f"http://localhost:{port}") as session:
+        for path in ("/alive", "/ready"):
+            async with session.get(path) as answer:
+                found[path] = answer.status, await answer.json()
+    return found
+
+
+async def test_any_client_can_be_probed_over_http(bench: Bench) -> None:
+    async with await bench.publisher():
+        shown = await probed(bench)
+        health = json.loads(json.dumps((await bench.client.health()).as_dict()))
+    assert shown["/alive"] == shown["/ready"] == (200, health)
+    assert health["publishers"][0]["topic"] == TOPIC
+
+
+async def test_a_client_without_its_bus_is_alive_and_not_ready(bench: Bench) -> None:
+    bench.faults.lose_link()
+    shown = await probed(bench)
+    assert [shown[path][0] for path in ("/alive", "/ready")] == [200, 503]
+    assert shown["/ready"][1]["bus"] == "the link is lost (injected)"
+    bench.faults.restore()
+
+
+async def test_a_client_with_a_publisher_that_failed_for_good_is_to_be_started_again(bench: Bench) -> None:
+    pub = await bench.publisher()
+    bench.faults.refuse(1, error=esp.BusRefused("go away"))
+    await outcome(await pub.inject([ROW]))
+    assert [status for status, _ in (await probed(bench)).values()] == [503, 503]
+    with pytest.raises(esp.BusRefused):
+        await pub.aclose()
