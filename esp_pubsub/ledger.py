@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from .errors import ConfigError
@@ -37,18 +37,19 @@ _PROBE = ("", "", "")
 
 
 class Ledger:
-    """On an open connection of sqlite3, aiosqlite or psycopg, which nobody else uses meanwhile.
+    """On an open connection of sqlite3, aiosqlite, psycopg or asyncpg, which nobody else uses meanwhile.
 
-    Its one table, `esp_readers`, is made when it is missing. ConfigError, when it is used first, for a connection that
-    commits each statement by itself.
+    Its one table, `esp_readers`, is made when it is missing. `once` raises ConfigError for a connection that commits
+    each statement by itself, and for one of asyncpg that is in a transaction already.
     """
 
     def __init__(self, connection: Any, *, paramstyle: str = "qmark") -> None:
-        """`paramstyle` is that of the database's module: `format` for psycopg."""
+        """`paramstyle` is that of the database's module: `format` for psycopg; asyncpg needs none."""
         if paramstyle not in MARKS:
             raise ConfigError(f"paramstyle is one of {', '.join(MARKS)}, as the database's module says it")
         self.connection = connection
-        self._mark = MARKS[paramstyle]
+        is_asyncpg = hasattr(connection, "is_in_transaction")
+        self._does = _Asyncpg(connection) if is_asyncpg else _Dbapi(connection, MARKS[paramstyle])
         self._turn = asyncio.Lock()
         self._ready = False
 
@@ -60,37 +61,102 @@ class Ledger:
         this: what raises within is rolled back, and the block is new again.
         """
         async with self._turn:
-            try:
-                if not self._ready:
-                    await self._prepare()
-                new = await self._note(reader, f"{block.source:016x}", f"{block.run:020}:{block.id:020}")
-                yield new
-            except BaseException:
-                await _done(self.connection.rollback())
-                raise
-            await _done(self.connection.commit())
+            if not self._ready:
+                await self._prepare()
+            async with self._transaction():
+                yield await self._note(reader, f"{block.source:016x}", f"{block.run:020}:{block.id:020}")
 
     async def _prepare(self) -> None:
-        await self._do(_TABLE)
-        await _done(self.connection.commit())
-        await self._note(*_PROBE)
-        await _done(self.connection.rollback())
-        if not await self._note(*_PROBE):
-            await self._do(_FORGET, _PROBE[0])
+        try:
+            await self._make_table()
+        except Exception:  # noqa: BLE001  # PostgreSQL refuses who makes it at the same moment as another one
+            await self._make_table()
+        with suppress(_Undone):
+            async with self._transaction():
+                await self._note(*_PROBE)
+                raise _Undone
+        with suppress(_Undone):
+            async with self._transaction():
+                if await self._note(*_PROBE):
+                    raise _Undone
+                await self._does.do(_FORGET, _PROBE[0])
             raise ConfigError(
                 "this connection commits each statement by itself, so nothing on it can be exactly once: open it "
                 "without autocommit"
             )
-        await _done(self.connection.rollback())
         self._ready = True
+
+    async def _make_table(self) -> None:
+        async with self._transaction():
+            await self._does.do(_TABLE)
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[None]:
+        await self._does.begin()
+        try:
+            yield
+        except BaseException:
+            await self._does.rollback()
+            raise
+        await self._does.commit()
 
     async def _note(self, *values: str) -> bool:
         """Whether the note is a new one."""
-        cursor = await self._do(_NOTE, *values)
-        return bool(cursor.rowcount == 1)
+        return await self._does.do(_NOTE, *values) == 1
 
-    async def _do(self, statement: str, *values: str) -> Any:
-        return await _done(self.connection.execute(statement.replace("?", self._mark), values))
+
+class _Undone(Exception):
+    """What was done is to be rolled back."""
+
+
+class _Dbapi:
+    """A connection whose first statement begins a transaction; its calls are awaited if they can be."""
+
+    def __init__(self, connection: Any, mark: str) -> None:
+        self._connection = connection
+        self._mark = mark
+
+    async def begin(self) -> None:
+        """The first statement does."""
+
+    async def do(self, statement: str, *values: str) -> int:
+        """Carry a statement out; returns how many rows it changed."""
+        cursor = await _done(self._connection.execute(statement.replace("?", self._mark), values))
+        return int(cursor.rowcount)
+
+    async def commit(self) -> None:
+        await _done(self._connection.commit())
+
+    async def rollback(self) -> None:
+        await _done(self._connection.rollback())
+
+
+class _Asyncpg:
+    """A connection of asyncpg, whose transactions are objects, and whose statements return what PostgreSQL says."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._transaction: Any = None
+
+    async def begin(self) -> None:
+        """ConfigError within another transaction, which might be rolled back after the block was confirmed."""
+        if self._connection.is_in_transaction():
+            raise ConfigError("this connection is in a transaction already: `once` begins and ends its own")
+        self._transaction = self._connection.transaction()
+        await self._transaction.start()
+
+    async def do(self, statement: str, *values: str) -> int:
+        """Carry a statement out; returns how many rows it changed."""
+        for number in range(1, len(values) + 1):
+            statement = statement.replace("?", f"${number}", 1)
+        rows = str(await self._connection.execute(statement, *values)).rpartition(" ")[2]  # of "INSERT 0 1"
+        return int(rows) if rows.isdecimal() else 0
+
+    async def commit(self) -> None:
+        await self._transaction.commit()
+
+    async def rollback(self) -> None:
+        await self._transaction.rollback()
 
 
 async def _done(called: Any) -> Any:

@@ -1,8 +1,9 @@
 """An effect in a database happens once, wherever its reader dies."""
 
 import asyncio
+import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,33 @@ class Awaited:
     async def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
         await asyncio.sleep(0)
         return self._connection.execute(statement.replace("%s", "?"), values)
+
+    async def commit(self) -> None:
+        self._connection.commit()
+
+    async def rollback(self) -> None:
+        self._connection.rollback()
+
+
+class Dollars:
+    """The connection as asyncpg has it: transactions are objects, and statements have numbered values."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    async def execute(self, statement: str, *values: Any) -> str:
+        await asyncio.sleep(0)
+        cursor = self._connection.execute(re.sub(r"\$(\d)", r"?\1", statement), values)
+        return f"INSERT 0 {cursor.rowcount}" if statement.startswith("INSERT") else "CREATE TABLE"
+
+    def is_in_transaction(self) -> bool:
+        return self._connection.in_transaction
+
+    def transaction(self) -> "Dollars":
+        return self
+
+    async def start(self) -> None:
+        self._connection.execute("BEGIN")
 
     async def commit(self) -> None:
         self._connection.commit()
@@ -78,15 +106,50 @@ async def test_a_reader_that_dies_neither_repeats_nor_skips(
     assert bills(database) == [1, 2, 3, 4]
 
 
-async def test_a_connection_that_is_awaited_does_as_well(bench: Bench, database: sqlite3.Connection) -> None:
+@pytest.mark.parametrize("as_module", [lambda it: (Awaited(it), "format"), lambda it: (Dollars(it), "qmark")])
+async def test_a_connection_that_is_awaited_does_as_well(
+    bench: Bench, database: sqlite3.Connection, as_module: Callable[[sqlite3.Connection], tuple[Any, str]]
+) -> None:
     await bench.publish(1)
     [block] = await bench.blocks(1)
-    ledger = esp.Ledger(Awaited(database), paramstyle="format")
+    connection, paramstyle = as_module(database)
+    ledger = esp.Ledger(connection, paramstyle=paramstyle)
+    with pytest.raises(Killed):
+        async with ledger.once("billing", block) as new:
+            assert new
+            raise Killed
     told = []
     for _ in range(2):
         async with ledger.once("billing", block) as new:
             told.append(new)
     assert told == [True, False]
+
+
+async def test_a_table_that_another_one_makes_at_the_same_moment_is_there(
+    bench: Bench, database: sqlite3.Connection
+) -> None:
+    class Late(Awaited):
+        refused = False
+
+        async def execute(self, statement: str, values: Any = ()) -> sqlite3.Cursor:
+            if not self.refused:
+                self.refused = True
+                raise sqlite3.IntegrityError("duplicate key value violates unique constraint")  # as PostgreSQL says
+            return await super().execute(statement, values)
+
+    await bench.publish(1)
+    [block] = await bench.blocks(1)
+    async with esp.Ledger(Late(database)).once("billing", block) as new:
+        assert new
+
+
+async def test_a_transaction_that_others_began_is_refused(bench: Bench, database: sqlite3.Connection) -> None:
+    await bench.publish(1)
+    [block] = await bench.blocks(1)
+    database.execute("BEGIN")
+    with pytest.raises(esp.ConfigError, match="in a transaction already"):
+        async with esp.Ledger(Dollars(database)).once("billing", block):
+            raise AssertionError("it began")
 
 
 async def test_readers_sources_and_runs_are_told_apart(bench: Bench, database: sqlite3.Connection) -> None:
