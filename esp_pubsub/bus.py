@@ -311,13 +311,17 @@ class GroupState(NamedTuple):
     """Who reads for it now, for people; empty: nobody."""
     since: float | None
     """Since when, in seconds since 1970, where that is known."""
+    waiting: int | None = None
+    """Messages that wait for it, where the bus keeps them for each group; `position` means nothing there."""
 
 
 class Groups(Protocol):
-    """A role that a bus with a log may also have: what groups there are."""
+    """A role that a bus may also have: what groups there are."""
 
     async def group_states(self, topic: str) -> Sequence[GroupState]:
-        """The groups of a topic that have confirmed something there, or that somebody reads for."""
+        """The groups of a topic that have confirmed something there, or that somebody reads for. Without `waiting` they
+        are on a log.
+        """
 
 
 class Logs(Protocol):

@@ -22,12 +22,12 @@ class GroupLag:
 
     name: str
     topic: str
-    position: int
-    """Where its next reader begins; what it has confirmed in another order may be further."""
+    position: int | None
+    """Where its next reader begins; what it has confirmed in another order may be further. None: it has a queue."""
     behind: int
-    """Messages that are on the topic from there on."""
-    seconds: float
-    """How long ago the first of them was sent; 0 where there is none."""
+    """Messages that are on the topic from there on, or that wait in its queue and were handed to no reader yet."""
+    seconds: float | None
+    """How long ago the first of them was sent; 0 where there is none, None where that cannot be seen."""
     reader: str
     """Who reads for it now; empty: nobody."""
     since: datetime | None
@@ -39,16 +39,18 @@ async def group_lags(bus: Bus, topic: str) -> list[GroupLag]:
     if not bus.capabilities.shows_groups:
         raise NotOffered("this bus cannot say which groups there are: look at the broker", capability="shows_groups")
     found = sorted(await cast(Groups, bus).group_states(topic))
-    bounds = await bus.bounds(topic)
-    return [await _lag(bus, topic, state, bounds.first, bounds.end) for state in found]
+    return [await _lag(bus, topic, state) for state in found]
 
 
-async def _lag(bus: Bus, topic: str, state: GroupState, first: int, end: int) -> GroupLag:
-    position = max(first, min(state.position or 0, end))
-    sent = await _sent_at(bus, topic, position) if position < end else None
-    seconds = 0.0 if sent is None else max(0.0, (datetime.now(UTC) - sent).total_seconds())
+async def _lag(bus: Bus, topic: str, state: GroupState) -> GroupLag:
     since = None if state.since is None else moment(0, int(state.since * 1e6))
-    return GroupLag(state.name, topic, position, end - position, seconds, state.reader, since)
+    if state.waiting is not None:
+        return GroupLag(state.name, topic, None, state.waiting, None, state.reader, since)
+    bounds = await bus.bounds(topic)
+    position = max(bounds.first, min(state.position or 0, bounds.end))
+    sent = await _sent_at(bus, topic, position) if position < bounds.end else None
+    seconds = 0.0 if sent is None else max(0.0, (datetime.now(UTC) - sent).total_seconds())
+    return GroupLag(state.name, topic, position, bounds.end - position, seconds, state.reader, since)
 
 
 async def _sent_at(bus: Bus, topic: str, position: int) -> datetime | None:

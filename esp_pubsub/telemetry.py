@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from .client import Client
     from .failover.membership import RoleChange
+    from .groups import GroupLag
     from .publisher import Publisher
     from .subscriber import Subscriber
     from .wire.frame import Frame
@@ -56,6 +57,9 @@ _NUMBERS = {
     "esp.deliver.bytes": _Number("counter", "By", "Their bytes."),
     "esp.deliver.missed": _Number("counter", "{block}", "Blocks that will not be delivered."),
     "esp.deliver.skipped": _Number("counter", "{message}", "Messages that the bus lost before they were read."),
+    "esp.group.behind": _Number("gauge", "{message}", "Messages that a group has to read yet."),
+    "esp.group.seconds": _Number("gauge", "s", "How long ago the first of them was sent, in whole seconds."),
+    "esp.group.readers": _Number("gauge", "{reader}", "Whether somebody reads for the group."),
     "esp.role.changes": _Number("counter", "{change}", "Role changes of failover members."),
     "esp.role.active": _Number("gauge", "{member}", "Failover members of this process that lead."),
     "esp.notices": _Number("counter", "{notice}", "What was told, by its kind."),
@@ -122,6 +126,15 @@ class Telemetry:
     def prometheus(self) -> str:
         """All numbers, as Prometheus reads them; serve it under PROMETHEUS."""
         return "".join(f"{line}\n" for line in self._lines())
+
+    def show_groups(self, lags: Iterable[GroupLag]) -> None:
+        """Set the numbers of these groups, which `client.groups(url)` returned. To be called again and again."""
+        for lag in lags:
+            labels: Labels = (("topic", lag.topic), ("group", lag.name))
+            self._sums["esp.group.behind", labels] = lag.behind
+            self._sums["esp.group.readers", labels] = int(bool(lag.reader))
+            if lag.seconds is not None:
+                self._sums["esp.group.seconds", labels] = round(lag.seconds)
 
     # the two exporters
 

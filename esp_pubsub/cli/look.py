@@ -200,7 +200,9 @@ async def groups(url: str | None, bus: str, config: str | None, keys: Mapping[st
         print(f"{'behind':>12} {'for':>9}  {'position':>12}  {'reader':<16}  {'since (UTC)':<19}  group on topic")
         for lag in found:
             since = "" if lag.since is None else f"{lag.since:%Y-%m-%d %H:%M:%S}"
-            print(f"{lag.behind:>12,} {lag.seconds:>7,.0f} s  {lag.position:>12,}  {lag.reader or 'nobody':<16}  "
+            late = "" if lag.seconds is None else f"{lag.seconds:,.0f} s"
+            place = "" if lag.position is None else f"{lag.position:,}"
+            print(f"{lag.behind:>12,} {late:>9}  {place:>12}  {lag.reader or 'nobody':<16}  "
                   f"{since:<19}  {lag.name} on {lag.topic}")  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from tests.integration.rabbit import (
     opened,
     publishing,
     reading,
+    settings,
     stranger,
     topic_of,
 )
@@ -36,6 +37,10 @@ from tests.support.rabbitmq import RabbitMQ
 @pytest.fixture
 def url() -> str:
     return new_url()
+
+
+def modes(rabbitmq: RabbitMQ, mode: str) -> dict[str, Any]:
+    return {key: value for key, value in settings(rabbitmq, mode=mode).items() if key != "buspersistence"}
 
 
 # the first ten minutes
@@ -94,6 +99,43 @@ async def test_a_group_goes_on_behind_what_it_confirmed(rabbitmq: RabbitMQ, url:
         reader.following = 11
         await reader.to(20, confirm_every=1)
         await reader.nothing_more()
+
+
+@pytest.mark.parametrize("mode", ["persistent", "stream"])
+async def test_groups_say_how_far_they_are_and_whether_somebody_reads(rabbitmq: RabbitMQ, url: str, mode: str) -> None:
+    async with esp.init("rabbitmq", on_notice=lambda _: None, **modes(rabbitmq, mode)) as client:
+        assert await client.groups(url, side="in") == []
+        start: Any = {"start": "earliest"} if mode == "stream" else {}
+        async with (
+            client.subscriber(url, SCHEMA, side="in", group="billing", **start) as subscriber,
+            client.publisher(url, SCHEMA) as publisher,
+        ):
+            await (await inject(publisher, 1, 5))
+            for _ in range(2):
+                block = await anext(subscriber)
+            await subscriber.confirm(block)
+            [lag] = await client.groups(url, side="in")
+            assert (lag.name, lag.topic, lag.reader) == ("billing", topic_of(url), "1 reader")
+        [lag] = await client.groups(url, side="in")
+        assert (lag.name, lag.behind, lag.reader, lag.since) == ("billing", 3, "", None)
+        if mode == "stream":
+            bounds = await client.bus.bounds(topic_of(url))
+            assert lag.position == bounds.first + 2 and lag.seconds is not None and 0 < lag.seconds < 300
+        else:
+            assert (lag.position, lag.seconds) == (None, None)
+        async with (
+            esp.init("rabbitmq", **modes(rabbitmq, mode)) as other,
+            other.subscriber(url, SCHEMA, side="in", group="audit", **start) as subscriber,
+        ):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    async for _ in subscriber:
+                        pass
+        assert [lag.name for lag in await client.groups(url, side="in")] == ["audit", "billing"]
+    async with stranger(rabbitmq) as channel:
+        await channel.queue_delete(f"billing@{topic_of(url)}")
+    async with esp.init("rabbitmq", **modes(rabbitmq, mode)) as client:
+        assert [lag.name for lag in await client.groups(url, side="in")] == ["audit"]
 
 
 async def test_direct_has_no_groups_and_says_so(rabbitmq: RabbitMQ, url: str) -> None:

@@ -271,16 +271,20 @@ async def test_what_the_page_on_telemetry_adds_to_an_application_shows_what_was_
     meters, tracers = MeterProvider([reader], shutdown_on_exit=False), TracerProvider(shutdown_on_exit=False)
     tracers.add_span_processor(SimpleSpanProcessor(spans))
     async with esp.init(dir=bus_directory) as first, esp.init(dir=bus_directory) as second:
-        exec(web, {"app": app, "telemetry": telemetry.instrument(first)})
+        url = "dfESP://test:5555/project/query/window"
+        exec(web, {"app": app, "telemetry": telemetry.instrument(first), "client": first, "URL": f"{url}?side=in"})
         given = {"client": second, "meter_provider": meters, "tracer_provider": tracers}
         exec(providers, {"instrument": telemetry.instrument, **given})
         for client in first, second:
-            async with client.publisher("dfESP://test:5555/project/query/window", "id*:int64") as publisher:
+            async with client.publisher(url, "id*:int64") as publisher:
                 await (await publisher.inject([(1,)]))
+        async with first.subscriber(url, side="in", group="billing") as subscriber:
+            await anext(subscriber)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as browser:
             answer = await browser.get("/metrics")
     assert answer.headers["content-type"] == telemetry.PROMETHEUS
     assert re.search(r"^esp_publish_blocks_total\{.*\} 1$", answer.text, re.M)
+    assert re.search(r'^esp_group_behind\{.*group="billing"\} 2$', answer.text, re.M)
     assert "esp.publish.blocks" in str(reader.get_metrics_data())
     assert "publish test:5555/project/query/window/I" in {span.name for span in spans.get_finished_spans()}
     meters.shutdown()

@@ -283,3 +283,17 @@ async def main():
 asyncio.run(main())
 """
     _run(code, bus_directory)
+
+
+async def test_how_far_groups_are_is_shown_once_it_was_asked_for(bench: Bench, observed: Observed) -> None:
+    await bench.publish(1, 2, 3)
+    async with bench.client.subscriber(f"{URL}?side=in", group="billing") as sub:
+        await sub.confirm(await anext(sub))
+        observed.telemetry.show_groups(await bench.client.groups(f"{URL}?side=in"))
+        shown = observed.numbers()
+        assert (shown["esp.group.behind"], shown["esp.group.readers"]) == (2, 1)
+        await sub.confirm(await anext(sub))
+    observed.telemetry.show_groups(await bench.client.groups(f"{URL}?side=in"))
+    shown = observed.numbers()
+    assert (shown["esp.group.behind"], shown["esp.group.readers"]) == (1, 0)
+    assert f'esp_group_behind{{topic="{TOPIC}",group="billing"}} 1' in observed.telemetry.prometheus().splitlines()

@@ -12,15 +12,15 @@ After a lost link nothing is recovered by itself: each pipe and feed that is ope
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from esp_pubsub.bus import Bounds, Capabilities, Start
+from esp_pubsub.bus import Bounds, Capabilities, GroupState, Start
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable, ConfigError
 
-from . import requests, values
+from . import groups, requests, values
 from .channel import Channel
 from .feed import RabbitFeed
 from .group import GroupFeed
@@ -74,6 +74,7 @@ class RabbitBus:
             max_message_bytes=largest if streams is None else min(largest, streams.max_message_bytes),
             elections=("token", "presence") if streams is None else (), logs=streams is None,
             brief_groups=link.options.kind == "direct", replays_with="mode=stream",
+            shows_groups=link.options.kind != "direct",
         )  # fmt: skip
         self._theirs = False  # somebody else made the exchange, in another way that will do
         self._asker = requests.Asker(link)
@@ -88,6 +89,7 @@ class RabbitBus:
         """Where feeds ended, and with them their queues: as many that come in their place are told."""
         self.unstored: dict[tuple[str, str | None], tuple[bytes | None, bytes]] = {}
         """What a group's lost feed had confirmed and not stored, by `ackwindow`, behind what the broker had of it."""
+        self._noted: set[tuple[str, str]] = set()  # topics and groups
         self._log: asyncio.Task[RabbitBus] | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -149,6 +151,8 @@ class RabbitBus:
     async def feed(self, topic: str, start: Start, group: str | None) -> RabbitFeed | StreamFeed | StreamGroupFeed:
         """See `Bus.feed`. Queues keep nothing that was done, so a start is where a queue begins: now."""
         self._check(topic)
+        if group is not None and self.capabilities.groups:
+            await self._note(topic, group)
         if self._streams is not None and group is None:
             return await self._streams.feed(topic, start)
         if self._streams is not None and group is not None:
@@ -170,6 +174,17 @@ class RabbitBus:
             feed.tell(missed.pop(0))
         self._keep(feed)
         return feed
+
+    async def _note(self, topic: str, group: str) -> None:
+        if (topic, group) not in self._noted:
+            self._noted.add((topic, group))
+            await groups.note(self.link, topic, group)
+
+    async def group_states(self, topic: str) -> Sequence[GroupState]:
+        """See `Groups.group_states`. The broker knows whether somebody reads, and neither who nor since when."""
+        self._check(topic)
+        incarnation = None if self._streams is None else (await self._streams.bounds(topic, make=True)).incarnation
+        return await groups.states(self.link, topic, incarnation)
 
     async def bounds(self, topic: str) -> Bounds:
         """See `Bus.bounds`."""
