@@ -1,42 +1,54 @@
-"""The newcomer's service: whichever process is killed, each order is billed once. The bus is chosen by environment."""
+"""The service of docs/tutorial/service.md, word for word: whoever is killed, each order is billed once, on any bus."""
 
 import os
 import random
+import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.brokers import Kafka, RabbitMQ, settings
 
 ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "tutorial" / "service.md"
 ORDERS = int(os.environ.get("ESP_PUBSUB_ORDERS", "300"))
 KILLS = 6
 LIMIT = 200.0
 
 
 class Service:
-    """Its processes, by name; who is killed is started again."""
+    """Its processes, by name, in a folder with the files of the page; who is killed is started again."""
 
-    def __init__(self, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.bills = folder / "bills.db"
+        self._folder = folder
         self._environment = os.environ | environment | {"PYTHONPATH": str(ROOT)}
         self._commands: dict[str, list[str]] = {}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        for text in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M):
+            (folder / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text)  # type: ignore[index]
 
-    def start(self, name: str, *arguments: object) -> None:
-        self._commands[name] = [sys.executable, "-m", "tests.integration.service", *map(str, arguments)]
-        self.running[name] = subprocess.Popen(self._commands[name], cwd=ROOT, env=self._environment)
+    def start(self, name: str, *command: str) -> None:
+        self._commands[name] = [sys.executable, *command]
+        self._run(name)
 
     def kill(self, name: str) -> None:
         self.running[name].send_signal(random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)))
         self.running[name].wait(60)
-        self.running[name] = subprocess.Popen(self._commands[name], cwd=ROOT, env=self._environment)
+        self._run(name)
+
+    def _run(self, name: str) -> None:
+        self.running[name] = subprocess.Popen(self._commands[name], cwd=self._folder, env=self._environment)
 
     def end(self) -> None:
         for process in self.running.values():
@@ -55,10 +67,33 @@ def environment(request: pytest.FixtureRequest, bus_directory: Path) -> dict[str
 
 
 @pytest.fixture
-def service(environment: dict[str, str]) -> Iterator[Service]:
-    service = Service(environment)
+def service(environment: dict[str, str], tmp_path: Path) -> Iterator[Service]:
+    service = Service(tmp_path, environment)
     yield service
     service.end()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def order(ports: list[int]) -> None:
+    """Give the orders, to one server after the other."""
+    for number in range(ORDERS):
+        with httpx.Client(base_url=f"http://127.0.0.1:{ports[number % len(ports)]}", timeout=60) as web:
+            answer = web.post("/orders", json={"id": number, "amount": number / 4})
+        assert answer.status_code in (200, 503), answer.text  # 503: it is still tried
+
+
+def wait_until_open(ports: list[int]) -> None:
+    until = time.monotonic() + LIMIT
+    for port in ports:
+        while True:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert time.monotonic() < until, "the web servers do not answer"
+            time.sleep(0.05)
 
 
 def billed(path: Path) -> list[int]:
@@ -69,17 +104,24 @@ def billed(path: Path) -> list[int]:
             return []
 
 
-def test_each_order_is_billed_once_whoever_is_killed(service: Service, tmp_path: Path) -> None:
-    path = tmp_path / "bills.db"
-    for number in (0, 1):
-        service.start(f"web {number}", "web", number, ORDERS)
-        service.start(f"relay {number}", "relay")
-        service.start(f"billing {number}", "billing", path)
+def test_each_order_is_billed_once_whoever_is_killed(service: Service) -> None:
+    ports = [free_port(), free_port()]
+    for number, port in enumerate(ports):
+        service.start(f"web {number}", "-m", "uvicorn", "web:app", "--port", str(port), "--log-level", "warning")
+        service.start(f"relay {number}", "relay.py")
+        service.start(f"billing {number}", "billing.py")
+    wait_until_open(ports)
     until, kills = time.monotonic() + LIMIT, 0
-    while len(done := billed(path)) < ORDERS:
-        assert time.monotonic() < until, f"{len(set(done))} of {ORDERS} orders are billed"
-        if kills < KILLS and len(done) > kills * ORDERS // (KILLS + 1):
-            service.kill(random.choice(("relay", "billing")) + f" {random.choice((0, 1))}")
-            kills += 1
-        time.sleep(0.05)
+    with ThreadPoolExecutor(1) as pool:
+        ordering = pool.submit(order, ports)
+        while len(done := billed(service.bills)) < ORDERS:
+            assert time.monotonic() < until, f"{len(set(done))} of {ORDERS} orders are billed"
+            if ordering.done():
+                ordering.result()
+            if kills < KILLS and len(done) > kills * ORDERS // (KILLS + 1):
+                service.kill(random.choice(("relay", "billing")) + f" {random.choice((0, 1))}")
+                kills += 1
+            time.sleep(0.05)
+        ordering.result()
     assert sorted(done) == list(range(ORDERS))
+    assert kills, "nobody was killed, so it was no test"
