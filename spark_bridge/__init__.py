@@ -5,10 +5,11 @@ if __name__ != "esp_pubsub.spark_bridge":
 
 from typing import Any
 
-__all__ = ["Ledger", "Progress", "foreach_batch", "publish_batch", "register"]
+__all__ = ["BatchDiffers", "Ledger", "Progress", "foreach_batch", "publish_batch", "register"]
 
 _PLACES = {
-    "Ledger": "ledger", "Progress": "progress", "foreach_batch": "effects", "publish_batch": "effects",
+    "BatchDiffers": "ledger", "Ledger": "ledger", "Progress": "progress",
+    "foreach_batch": "effects", "publish_batch": "effects",
 }  # fmt: skip
 _MISSING = "Spark needs {name}, which is not installed: pip install 'esp-pubsub[spark]'"
 

@@ -6,7 +6,8 @@ ids, and are kept, in the transaction that notes the batch; then they are sent, 
 ids, the same bytes, of which a subscriber sees each once.
 
 Batches are counted per checkpoint, and Spark's id of the query is bound to that: with a new checkpoint the ledger
-begins anew by itself.
+begins anew by itself. A copy of a checkpoint counts on from where it was made, so the ledger compares what a batch
+holds, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from esp_pubsub.wire.arrow import arrow_schema
 from esp_pubsub.wire.frame import BODY_AT, Frame
 
 from .connection import Connection, connected
+from .held import held_by
 from .ledger import Body, Ledger
 from .options import Options, read_options
 
@@ -52,10 +54,11 @@ def foreach_batch(
 
     def once(batch: DataFrame, batch_id: int) -> None:
         name = _query(batch)
+        held = held_by(batch, name, batch_id)
         with closing(ledger()) as book, book.transaction():
-            if not book.done(name, batch_id):
+            if not book.done(name, batch_id, held):
                 function(batch, batch_id, book.connection)
-                book.note(name, batch_id)
+                book.note(name, batch_id, held)
 
     return stream.writeStream.foreachBatch(once)
 
@@ -79,16 +82,16 @@ def publish_batch(
     if len(found.topics) > 1:
         raise ConfigError("a batch is published to one window", key="url")
     wanted, topic = schema if isinstance(schema, Schema) else Schema(schema), found.topics[0]
+    held = held_by(batch, _query(batch), batch_id)
     query = f"{_query(batch)} {name}".rstrip()
     stream = f"{query} {topic}"
     _require_one_bus(stream, batch_id, found)
     with closing(ledger()) as book, connected(found) as connection:
         with book.transaction():
-            if not book.done(stream, batch_id):
+            if not book.done(stream, batch_id, held) and book.note(stream, batch_id, held):
                 largest = connection.bus.capabilities.max_message_bytes
                 bodies = _bodies(batch, wanted, order_by, block_size, largest)
                 book.add(stream, source_of_resumed(topic, query), wanted.fingerprint, bodies)
-                book.note(stream, batch_id)
         with book.transaction():
             waiting = book.waiting(stream)
         if waiting:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -65,8 +66,7 @@ def test_with_a_ledger_a_function_has_its_effect_once(window: Window, database: 
         with pytest.raises(StreamingQueryException, match="Killed"):
             start()
     start()
-    with closing(sqlite3.connect(database)) as connection:
-        assert connection.execute("SELECT id FROM effect").fetchall() == [(100,), (200,), (300,), (400,)]
+    assert effect_of(database) == [100, 200, 300, 400]
 
 
 def received(window: Window, count: int) -> list[Any]:
@@ -138,10 +138,59 @@ def test_a_function_publishes_and_writes_and_each_happens_once(window: Window, d
         window.finish(foreach_batch(window.stream(maxRowsPerTrigger="3"), both, ledger=ledger))
     window.finish(foreach_batch(window.stream(maxRowsPerTrigger="3"), both, ledger=ledger))
     ids = [100, 101, 102, 200, 201, 202]
-    with closing(sqlite3.connect(database)) as connection:
-        assert connection.execute("SELECT id FROM effect").fetchall() == [(id,) for id in ids]
+    assert effect_of(database) == ids
     *rows, doubles = received(window, 2)
     assert ([row[0] for row in rows], doubles) == (ids, 0)
+
+
+def effect_of(database: Path) -> list[int]:
+    with closing(sqlite3.connect(database)) as connection:
+        return [id for (id,) in connection.execute("SELECT id FROM effect")]
+
+
+@pytest.mark.parametrize("way", ["a table", "a topic"])
+def test_a_checkpoint_that_is_older_than_the_ledger_is_refused_and_loses_nothing(
+    way: str, window: Window, database: Path
+) -> None:
+    def ledger() -> Ledger:
+        return Ledger(sqlite3.connect(database))
+
+    def keep(batch: Any, batch_id: int, connection: Any) -> None:
+        connection.executemany("INSERT INTO effect VALUES (?)", [(row.id,) for row in batch.collect()])
+
+    def republish(batch: Any, batch_id: int) -> None:
+        bus = {"bus.dir": window.options["bus.dir"]}
+        publish_batch(batch, OUT, batch_id, order_by=["id"], schema=window.schema, ledger=ledger, **bus)
+
+    def run(rows: int, checkpoint: str = "checkpoint", **more: str) -> None:
+        stream = window.stream(maxRowsPerTrigger=str(rows), **more)
+        if way == "a table":
+            window.finish(foreach_batch(stream, keep, ledger=ledger), checkpoint=checkpoint)
+        else:
+            window.finish(stream, republish, checkpoint)
+
+    window.publish(1, 2)
+    run(1)
+    shutil.copytree(window.place / "checkpoint", window.place / "copy")
+    window.publish(3)
+    run(1)
+    run(1, "copy")  # the same batch once more, as after any failure
+    window.publish(4, 5)
+    run(1)
+    with pytest.raises(StreamingQueryException) as caught:
+        run(2, "copy")  # batch 3 held one row
+    topic = f"{window.topic}="
+    assert f"batch 3 of this query is to end at {topic}5, and was done up to {topic}4: the checkpoint" in str(
+        caught.value
+    )
+    assert f"the last batch that is done, 4, has ended: with the option start, at {topic}5" in str(caught.value)
+    window.publish(6)
+    if way == "a table":
+        run(2, "anew", start="5")  # as the message says
+        assert effect_of(database) == [100, 200, 300, 400, 500, 600]
+    else:
+        run(2)  # the checkpoint that belongs to the database
+        assert [row[0] for row in received(window, 6)[:-1]] == [100, 200, 300, 400, 500, 600]
 
 
 def test_a_batch_that_does_not_fit_leaves_nothing_behind(window: Window, database: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from esp_pubsub.encode import Encoder
 from esp_pubsub.errors import ConfigError
 from esp_pubsub.spark_bridge import ledger
-from esp_pubsub.spark_bridge.ledger import Body, Ledger
+from esp_pubsub.spark_bridge.held import held
+from esp_pubsub.spark_bridge.ledger import BatchDiffers, Body, Ledger
 
 from .topic import SCHEMA
 
@@ -52,12 +53,83 @@ def test_what_raises_leaves_neither_note_nor_effect(book: Callable[[], Ledger]) 
     assert book().connection.execute("SELECT * FROM effect").fetchall() == []
 
 
-def test_a_batch_cannot_be_noted_twice(book: Callable[[], Ledger]) -> None:
+HERE, THERE = held([], ['{"topics": {"t": {"position": "7"}}}']), held([], ['{"topics": {"t": {"position": "9"}}}'])
+
+
+def test_a_batch_that_comes_again_with_the_same_offsets_is_done(book: Callable[[], Ledger]) -> None:
     one = book()
     with one.transaction():
-        one.note("s", 1)
-    with pytest.raises(sqlite3.IntegrityError), one.transaction():
-        one.note("s", 1)
+        one.note("s", 3, HERE)
+    assert book().done("s", 3, HERE)
+    assert not book().done("s", 4, THERE)
+
+
+def test_a_batch_that_comes_with_other_offsets_is_refused_with_the_way_out(book: Callable[[], Ledger]) -> None:
+    one = book()
+    with one.transaction():
+        one.note("s", 3, HERE)
+        one.note("s", 4, THERE)
+    with pytest.raises(BatchDiffers) as caught:
+        one.done("s", 3, THERE)
+    assert (caught.value.batch, caught.value.last) == (3, 4)  # type: ignore[attr-defined]
+    assert str(caught.value).startswith(
+        "batch 3 of this query is to end at t=9, and was done up to t=7: the checkpoint"
+    )
+    assert str(caught.value).endswith("the last batch that is done, 4, has ended: with the option start, at t=9")
+
+
+def test_a_batch_from_before_the_notes_that_are_kept_is_refused(
+    book: Callable[[], Ledger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "KEPT", 3)
+    one = book()
+    for batch in range(10):
+        with one.transaction():
+            one.note("s", batch, HERE)
+    with pytest.raises(BatchDiffers, match=r"batch 2 of this query .* is not noted, though batch 9 is done"):
+        one.done("s", 2, HERE)
+
+
+def test_a_batch_whose_offsets_cannot_be_seen_goes_by_its_number(book: Callable[[], Ledger]) -> None:
+    one = book()
+    with one.transaction():
+        one.note("s", 3)
+        one.note("t", 3, HERE)
+    assert one.done("s", 3, HERE) and one.done("t", 3) and one.done("t", 2)
+
+
+def test_of_two_drivers_that_do_a_batch_at_once_one_has_its_effect(book: Callable[[], Ledger]) -> None:
+    one, other = book(), book()
+    other.connection.execute("CREATE TABLE effect (x)")
+    other.connection.commit()
+    with one.transaction():
+        assert one.note("s", 1, HERE)
+    with other.transaction():  # it looked before that was committed
+        other.connection.execute("INSERT INTO effect VALUES (1)")
+        assert not other.note("s", 1, HERE)
+    assert other.connection.execute("SELECT * FROM effect").fetchall() == []
+    with pytest.raises(BatchDiffers), other.transaction():
+        other.note("s", 1, THERE)
+
+
+def test_a_database_of_before_gets_the_columns_that_it_lacks(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "before.db")
+    connection.execute("CREATE TABLE esp_batches (stream TEXT, batch BIGINT, PRIMARY KEY (stream, batch))")
+    connection.execute("INSERT INTO esp_batches VALUES ('s', 3)")
+    connection.commit()
+    one = Ledger(connection)
+    assert one.done("s", 3, HERE)
+    with one.transaction():
+        one.note("s", 4, HERE)
+    with pytest.raises(BatchDiffers):
+        one.done("s", 4, THERE)
+    one.close()
+
+
+def test_what_a_batch_holds_is_where_it_begins_and_where_it_ends() -> None:
+    first, second = '{"topics": {"t": {"position": "7"}, "u": {"position": "8"}}}', "[12, 13]"
+    assert held([], [first, second]).ends == "t=7, u=8, [12, 13]"
+    assert len({held(*each).digest for each in (([], [first]), ([first], [first]), ([], [second]), ([], []))}) == 4
 
 
 def test_notes_do_not_pile_up_and_what_they_said_still_holds(
