@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import sys
@@ -47,6 +48,9 @@ class DriverJob(Job):
     """The point at which it kills itself, if at any."""
     passes: int = 0
     """How often it gets through there before that."""
+    checkpoint: str = "checkpoint"
+    """In which folder of the place it is."""
+    rows: int = ROWS_A_BATCH
 
     @property
     def database(self) -> str:
@@ -190,11 +194,67 @@ async def executors(run: SparkRun) -> None:
     await harm_below(run, CLUSTER, "CoarseGrainedExecutorBackend", 2)
 
 
+async def begun(run: SparkRun, batches: int) -> None:
+    """A driver does so many batches, or comes to the end, and is killed."""
+    driver = await run.start_driver()
+    await run.until(lambda: driver.finished or sum("batch" in said for said in driver.said) >= batches, LIFE)
+    driver.kill()
+    end_all_of(driver)
+
+
+def copied(run: SparkRun, source: str, target: str) -> None:
+    shutil.rmtree(run.place / target, ignore_errors=True)
+    shutil.copytree(run.place / source, run.place / target)
+
+
+def is_refused(driver: Process) -> bool:
+    return any("refused" in said for said in driver.said)
+
+
+async def checkpoint_restored(run: SparkRun) -> None:
+    """A checkpoint that is older than the database is put back, and refused. With the right one the query goes on."""
+    await begun(run, run.dice.randint(1, 2))
+    copied(run, "checkpoint", "backup")
+    await begun(run, run.dice.randint(2, 3))
+    copied(run, "checkpoint", "newest")
+    copied(run, "backup", "checkpoint")
+    run.harmed("checkpoint")
+    driver = await run.start_driver(rows=ROWS_A_BATCH + run.dice.randint(10, 100))
+    await run.ended(driver)
+    driver.killed = True
+    if not is_refused(driver):
+        run.report.wrong.append("a driver with a checkpoint that is older than the database was not refused")
+    copied(run, "newest", "checkpoint")
+    await run.finish()
+
+
+async def checkpoint_copied(run: SparkRun) -> None:
+    """Two drivers go on from one checkpoint and its copy, with batches of their own. One comes to the end."""
+    await begun(run, run.dice.randint(1, 2))
+    copied(run, "checkpoint", "copy")
+    run.harmed("checkpoint")
+    others: dict[str, Any] = {"checkpoint": "copy", "rows": ROWS_A_BATCH + run.dice.randint(10, 100)}
+    both = [await run.start_driver(), await run.start_driver(**others)]
+    for driver in both:
+        await run.ended(driver)
+        driver.killed = True
+    for more in ({}, others):  # who met the other one at the database may have ended by that
+        if any(driver.finished for driver in run.drivers[1:]):
+            break
+        driver = await run.start_driver(**more)
+        await run.ended(driver)
+        driver.killed = True
+    else:
+        run.report.wrong.append("no driver came to the end")
+
+
 FAULTS: dict[str, Callable[[SparkRun], Awaitable[None]]] = {
     "spark-points": at_points,
     "spark-driver": at_any_time,
     "spark-workers": workers,
     "spark-executors": executors,
+    "spark-restored": checkpoint_restored,
+    "spark-copied": checkpoint_copied,
 }
 
 

@@ -20,7 +20,7 @@ from esp_pubsub.spark_bridge import Ledger, foreach_batch, publish_batch
 from tests.support.spark import session
 
 from .process import SCHEMA, block, now
-from .spark import ROWS_A_BATCH, DriverJob
+from .spark import DriverJob
 
 
 class Driver:
@@ -47,13 +47,17 @@ class Driver:
         job = self.job
         with closing(sqlite3.connect(job.database)) as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS effect (id, text)")
-        read = {**self.options, "url": f"dfESP://{job.window}", "maxRowsPerTrigger": str(ROWS_A_BATCH)}
+        read = {**self.options, "url": f"dfESP://{job.window}", "maxRowsPerTrigger": str(job.rows)}
         with session(Path(job.place), job.master, {"spark.executor.memory": "512m"}) as spark:
             stream = spark.readStream.format("esp").options(schema=SCHEMA, **read).load()
             writer = foreach_batch(stream, self.work, ledger=lambda: Noting(self))
-            query = writer.option("checkpointLocation", str(Path(job.place) / "checkpoint")).start()
+            query = writer.option("checkpointLocation", str(Path(job.place) / job.checkpoint)).start()
             while not self.finished.wait(0.1):
-                if (failure := query.exception()) is not None:
+                failure = query.exception()
+                if failure is not None and "BatchDiffers" in str(failure):
+                    self.say(refused=0)
+                    return
+                if failure is not None:
                     raise RuntimeError(str(failure))  # which asks Java for its text, and that will be gone
             query.stop()
         self.say(finished=0)
