@@ -17,7 +17,7 @@ import pytest
 import esp_pubsub as esp
 from esp_pubsub.bus import Break, Message
 from esp_pubsub.errors import BusUnavailable, NoAnswer
-from esp_pubsub.notices import Notice, Skipped
+from esp_pubsub.notices import Missed, Notice, Skipped
 from tests.chaos import cuts
 from tests.integration.members import SCHEMA, Reader, inject, until
 from tests.integration.rabbit import (
@@ -366,6 +366,38 @@ async def test_a_reader_whose_queue_was_deleted_takes_it_up_again_and_is_told(
         (told,) = await again.read(10, 100)
         assert isinstance(told, Break) and "deleted" in told.reason
         assert [item.data for item in await again.read(10, 100) if isinstance(item, Message)] == [b"b"]
+
+
+@pytest.mark.parametrize("gone", ["exchange", "persistent exchange", "persistent binding"])
+async def test_a_reader_whose_exchange_or_binding_was_deleted_is_bound_again_and_is_told_of_the_gap(
+    rabbitmq: RabbitMQ, url: str, gone: str
+) -> None:
+    """Blocks are acked meanwhile that nobody gets: the broker confirms what goes to no queue."""
+    notices: list[Notice] = []
+    more = {"exchange": f"deleted-{topic_of(url)[5:]}".replace("/", "-"), **(PERSISTENT if " " in gone else {})}
+    async with (
+        stranger(rabbitmq) as channel,
+        reading(rabbitmq, url, notices, "g" if " " in gone else None, **more) as reader,
+        publishing(rabbitmq, url, **more) as publisher,
+    ):
+        await (await inject(publisher, 1, 10))
+        await reader.to(10)
+        if "exchange" in gone:
+            await channel.exchange_delete(more["exchange"])
+        else:
+            queue = await channel.get_queue(f"g@{topic_of(url)}", ensure=False)
+            await queue.unbind(more["exchange"], topic_of(url))
+        await (await inject(publisher, 11, 20))
+        seen: list[int] = []
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            collecting = tasks.create_task(_collect(reader, seen))
+            last = 20
+            while not seen or seen[-1] <= 20:
+                last += 1
+                await (await inject(publisher, last, last))
+            collecting.cancel()
+    missed = [id for told in notices if isinstance(told, Missed) for id in range(told.first, told.last + 1)]
+    assert sorted(seen + missed) == list(range(11, seen[-1] + 1))
 
 
 async def test_a_tag_of_a_lost_channel_is_not_acknowledged_on_another(rabbitmq: RabbitMQ, url: str) -> None:

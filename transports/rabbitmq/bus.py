@@ -125,6 +125,12 @@ class RabbitBus:
             self._theirs = False  # it may be gone; the next one makes it
             raise
 
+    def bind_again(self, channel: Channel, queue: str, topic: str) -> None:
+        """See to it that a queue is bound, as it was."""
+        name = self.link.options.exchange
+        if self._theirs or channel.make_topic_exchange(name):
+            channel.bind(queue, name, topic)
+
     # what the seam asks for
 
     def _check(self, topic: str) -> None:

@@ -161,9 +161,19 @@ class Channel(aiormq.channel.Channel):
 
     def let_go(self, tag: int) -> bool:
         """Acknowledge everything up to here, without waiting. False if there is no room for it now."""
+        return self._send(commands.Basic.Ack(delivery_tag=tag, multiple=True))
+
+    def make_topic_exchange(self, name: str) -> bool:
+        """Make a durable one unless it is there; in the manner of `let_go`, and so is what follows."""
+        return self._send(commands.Exchange.Declare(exchange=name, exchange_type="topic", durable=True, nowait=True))
+
+    def bind(self, queue: str, exchange: str, key: str) -> bool:
+        """Bind a queue. Where that cannot be done the broker closes the channel."""
+        return self._send(commands.Queue.Bind(queue=queue, exchange=exchange, routing_key=key, nowait=True))
+
+    def _send(self, command: Any) -> bool:
         try:
-            acknowledged = commands.Basic.Ack(delivery_tag=tag, multiple=True)
-            self.write_queue.put_nowait(ChannelFrame.marshall(self.number, [acknowledged]))
+            self.write_queue.put_nowait(ChannelFrame.marshall(self.number, [command]))
         except asyncio.QueueFull:
             return False
         return True

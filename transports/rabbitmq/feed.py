@@ -3,13 +3,16 @@
 It is bounded, and drops its oldest message when it is full; readers see by the numbers of the blocks what is missing.
 The broker hands over as many messages as `prefetch` says and waits until they are let go, which happens by the quarter,
 and before the reader waits: what is kept for long the broker takes back.
+
+Who deletes the exchange or a binding tells nobody. So feeds bind again and again, which does nothing where they are
+bound. What was lost meanwhile is missing among the numbers of the blocks.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from .bus import RabbitBus
 
 _FEEDS = count(1)
+BIND_AGAIN = 1.0  # seconds
 _message = tuple.__new__
 
 
@@ -47,6 +51,8 @@ class RabbitFeed:
         self._arrived = asyncio.Event()
         self._error: BusError | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._queue = ""
+        self._binding: asyncio.TimerHandle | None = None
         self._channel: Channel
 
     async def open(self) -> None:
@@ -65,6 +71,7 @@ class RabbitFeed:
             self._link.drop(self._channel)
             raise
         self._in_place = True
+        self._stay_bound()
 
     def tell(self, missed: str) -> None:
         """Why something may be missing in front of what comes."""
@@ -73,15 +80,24 @@ class RabbitFeed:
     async def _place(self) -> None:
         arguments: dict[str, Any] = {"x-max-length-bytes": self._link.options.queuesize, "x-overflow": "drop-head"}
         declared = await self._channel.queue_declare("", exclusive=True, auto_delete=True, arguments=arguments)
-        await self._bind(str(declared.queue))
-        await self._consume(str(declared.queue))
+        self._queue = str(declared.queue)
+        await self._bind()
+        await self._consume()
 
-    async def _bind(self, queue: str) -> None:
-        await self._channel.queue_bind(queue, self._link.options.exchange, self._topic)
+    async def _bind(self) -> None:
+        await self._channel.queue_bind(self._queue, self._link.options.exchange, self._topic)
 
-    async def _consume(self, queue: str, arguments: Mapping[str, Any] | None = None) -> None:
+    def _stay_bound(self) -> None:
+        self._binding = asyncio.get_running_loop().call_later(BIND_AGAIN, self._bind_again)
+
+    def _bind_again(self) -> None:
+        if self._error is None:
+            self._bus.bind_again(self._channel, self._queue, self._topic)
+            self._stay_bound()
+
+    async def _consume(self) -> None:
         await self._channel.basic_qos(prefetch_count=self._link.options.prefetch)
-        await self._channel.basic_consume(queue, unused, arguments=dict(arguments or {}))
+        await self._channel.basic_consume(self._queue, unused)
 
     def _hear(self, delivery: Delivery) -> None:
         self._ahead.append(delivery)
@@ -163,4 +179,6 @@ class RabbitFeed:
 
     async def _close(self) -> None:
         self._error = self._error or BusUnavailable(f"this feed of {self._topic} was closed")
+        if self._binding is not None:
+            self._binding.cancel()
         await self._link.drop(self._channel)

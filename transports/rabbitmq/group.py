@@ -101,12 +101,12 @@ class GroupFeed(RabbitFeed):
                 "set a policy with delivery-limit -1 for it", self._queue,
             )  # fmt: skip
         await self._channel.queue_declare(self._queue, durable=True, arguments=self._arguments)
-        await self._bind(self._queue)
+        await self._bind()
 
     async def _begin(self) -> None:
         """Stand in line for the queue. Not before the first read: who does not read must not keep others from it."""
         if self._consuming is None:
-            self._consuming = asyncio.create_task(self._link.ask(f"reading {self._queue}", self._consume(self._queue)))
+            self._consuming = asyncio.create_task(self._link.ask(f"reading {self._queue}", self._consume()))
             self._consuming.add_done_callback(self._begun)
         if not self._consuming.done():
             await asyncio.wait([self._consuming])

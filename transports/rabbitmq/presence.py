@@ -27,6 +27,7 @@ from esp_pubsub.errors import BusError, BusRefused
 
 from .channel import Channel, Delivery, unused
 from .election import ChannelElection
+from .feed import BIND_AGAIN
 from .pipe import RabbitPipe
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 TYPE, SUFFIX = "x-presence", "_failoverpresence"
 _LONGEST_KEY = 255
 _MEMORY = 1_000
-_BIND_AGAIN = 2.0
 
 
 class Line:
@@ -94,7 +94,7 @@ class PresenceElection(ChannelElection):
         """See `Election.run`."""
         try:
             while True:
-                await asyncio.sleep(_BIND_AGAIN)
+                await asyncio.sleep(BIND_AGAIN)
                 await self._bind_again()
         finally:
             self._drop()
