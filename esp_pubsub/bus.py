@@ -216,6 +216,11 @@ class Feed(Protocol):
     """What was confirmed together with the group's position; set once `read` has returned. None after a Break with
     `incarnation`, unless the group has confirmed something behind it: what it confirmed before counts no more."""
 
+    unconfirmed: int | None
+    """How many of the messages that it returned could be confirmed now; None: all. Whoever reads sets it before each
+    `read`. The others wait for one that has not come. A queue that hands out only so many unconfirmed messages hands
+    out as many more as are waiting, because that one may be next."""
+
     @property
     def place(self) -> Place | None:
         """After what `read` returned last; set once it has returned. None on a queue."""

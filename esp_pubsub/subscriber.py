@@ -202,6 +202,8 @@ class Subscriber:
         """The next messages. While there are none it is told what has been held for long."""
         most = self.options.read_blocks, self.options.read_bytes
         loop = asyncio.get_running_loop()
+        if self._follower.feed is not None and self._ledger is not None:
+            self._follower.feed.unconfirmed = len(self._ledger)
         while (due := self._inbox.tell_held(loop.time())) is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due):

@@ -299,6 +299,7 @@ class SimFeed:
     """See `Feed`."""
 
     state: bytes | None = None
+    unconfirmed: int | None = None
 
     def __init__(self, broker: Broker, topic: str, process: str, group: str | None, *, is_log: bool) -> None:
         self.process = process

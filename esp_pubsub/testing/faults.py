@@ -331,8 +331,10 @@ class _FaultyFeed:
         self._trouble, self._link, self._inner = trouble, link, inner
         self.state: bytes | None = None
         self.place: Place | None = None
+        self.unconfirmed: int | None = None
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
+        self._inner.unconfirmed = self.unconfirmed
         found = await self._trouble.carry(self._link, "read", lambda: self._inner.read(max_messages, max_bytes))
         self.state, self.place = self._inner.state, self._inner.place
         return found

@@ -12,15 +12,18 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aio_pika
 import pytest
 
 import esp_pubsub as esp
 from esp_pubsub.bus import Break, Message
 from esp_pubsub.errors import BusUnavailable, NoAnswer
-from esp_pubsub.notices import Missed, Notice, Skipped
+from esp_pubsub.notices import Failure, Joined, Missed, Notice, Reconnected, Skipped
+from esp_pubsub.wire.frame import BLOCK, frames, parse, seal
 from tests.chaos import cuts
 from tests.integration.members import SCHEMA, Reader, inject, until
 from tests.integration.rabbit import (
+    EXCHANGE,
     MODES,
     PERSISTENT,
     confirmed,
@@ -398,6 +401,38 @@ async def test_a_reader_whose_exchange_or_binding_was_deleted_is_bound_again_and
             collecting.cancel()
     missed = [id for told in notices if isinstance(told, Missed) for id in range(told.first, told.last + 1)]
     assert sorted(seen + missed) == list(range(11, seen[-1] + 1))
+
+
+@pytest.mark.parametrize("quorum", [False, True])
+async def test_held_blocks_never_keep_away_the_one_that_they_wait_for(
+    rabbitmq: RabbitMQ, url: str, quorum: bool
+) -> None:
+    """Block 1 stands behind many others, as after a refusal, and more of these than `prefetch`."""
+    settings, notices = {"prefetch": 10, "quorum": quorum, **PERSISTENT}, list[Notice]()
+    async with publishing(rabbitmq, url, **settings) as publisher, stranger(rabbitmq) as channel:
+        copies = await channel.declare_queue(exclusive=True)
+        await copies.bind(EXCHANGE, topic_of(url))
+        for id in range(1, 61):
+            await (await inject(publisher, id, id))
+        first, *others = await _as_not_settled(copies, 60)
+        async with reading(rabbitmq, url, notices, "g", **settings) as reader:
+            exchange = await channel.get_exchange(EXCHANGE)
+            for body in (*others, first):
+                await exchange.publish(aio_pika.Message(body), topic_of(url))
+            await reader.to(60, confirm_every=1)
+    assert all(isinstance(told, Joined | Failure | Reconnected) for told in notices)
+
+
+async def _as_not_settled(queue: Any, count: int) -> list[bytes]:
+    """The blocks of a queue, from a sender that knows of none whether it is on the bus."""
+    sealed = []
+    while len(sealed) < count:
+        if message := await queue.get(no_ack=True, fail=False):
+            found = parse(message.body)
+            if found.kind == BLOCK:
+                ours = found.body_kind, found.flags, found.count, found.source, found.run, found.id, found.schema
+                sealed.append(seal(BLOCK, *ours, found.link, found.body))
+    return frames(sealed, 0, 0)
 
 
 async def test_a_tag_of_a_lost_channel_is_not_acknowledged_on_another(rabbitmq: RabbitMQ, url: str) -> None:

@@ -318,6 +318,7 @@ class EmbeddedFeed:
     """A `Feed`. Without a group it is in place at once; with one, when the group is ours."""
 
     state: bytes | None = None
+    unconfirmed: int | None = None
 
     def __init__(
         self, bus: EmbeddedBus, store: Store, reading: _Reading, topic: str, start: Start, group: str | None

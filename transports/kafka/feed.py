@@ -45,6 +45,7 @@ class KafkaFeed:
     """A `Feed`."""
 
     state: bytes | None = None
+    unconfirmed: int | None = None
     place: Place | None = None
 
     def __init__(

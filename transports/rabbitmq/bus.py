@@ -90,6 +90,8 @@ class RabbitBus:
         self.unstored: dict[tuple[str, str | None], tuple[bytes | None, bytes]] = {}
         """What a group's lost feed had confirmed and not stored, by `ackwindow`, behind what the broker had of it."""
         self._noted: set[tuple[str, str]] = set()  # topics and groups
+        self.room: dict[tuple[str, str | None], int] = {}
+        """How many messages a group's feed needs beside `prefetch`, for those that wait for others."""
         self._log: asyncio.Task[RabbitBus] | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None

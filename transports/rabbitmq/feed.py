@@ -33,6 +33,7 @@ class RabbitFeed:
     """A `Feed`."""
 
     state: bytes | None = None
+    unconfirmed: int | None = None
     place = None
     _purpose = "reading"
     _confirms = False
@@ -52,6 +53,7 @@ class RabbitFeed:
         self._error: BusError | None = None
         self._closing: asyncio.Task[None] | None = None
         self._queue = ""
+        self._prefetch = bus.link.options.prefetch
         self._binding: asyncio.TimerHandle | None = None
         self._channel: Channel
 
@@ -96,7 +98,7 @@ class RabbitFeed:
             self._stay_bound()
 
     async def _consume(self) -> None:
-        await self._channel.basic_qos(prefetch_count=self._link.options.prefetch)
+        await self._channel.basic_qos(prefetch_count=self._prefetch)
         await self._channel.basic_consume(self._queue, unused)
 
     def _hear(self, delivery: Delivery) -> None:
@@ -127,7 +129,7 @@ class RabbitFeed:
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         """See `Feed.read`."""
-        waits = not self._ahead or self._taken - self._let_go > self._link.options.prefetch // 4
+        waits = not self._ahead or self._taken - self._let_go > self._prefetch // 4
         if waits and self._taken > self._let_go and self._error is None:
             self._let_go = self._taken
             if not self._channel.let_go(self._taken):

@@ -23,6 +23,7 @@ from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
 from .channel import LONGEST_NAME, Delivery, quoted
 from .feed import RabbitFeed
+from .options import MOST
 from .pipe import RabbitPipe
 from .values import check_size, declare, queue_of
 
@@ -48,6 +49,7 @@ class GroupFeed(RabbitFeed):
         self._brief = bus.capabilities.brief_groups
         self._limited = limited
         self._group = group
+        self._prefetch = min(self._prefetch + bus.room.get(self.seat, 0), MOST)
         self._queue = quoted(f"{group}@{topic}")
         if len(self._queue) > LONGEST_NAME:
             raise BusRefused(
@@ -124,7 +126,8 @@ class GroupFeed(RabbitFeed):
         await self._begin()
         while not self._ahead:
             self._check()
-            self._complain()
+            self._see_whether_full()
+            self._check()
             self._arrived.clear()
             await self._arrived.wait()
         self._check()
@@ -155,12 +158,27 @@ class GroupFeed(RabbitFeed):
             self.state = due
         self._bus.unstored.pop(self.seat, None)
 
-    def _complain(self) -> None:
-        if not self._told and len(self._unacked) >= self._link.options.prefetch:
+    def _see_whether_full(self) -> None:
+        """Whether the broker hands out nothing more before something is confirmed. It counts those that wait for others
+        too, which may stand behind them: then another feed asks for more, and gets all of these again.
+        """
+        unacked, options = len(self._unacked), self._link.options
+        if unacked < self._prefetch:
+            return
+        waiting = 0 if self.unconfirmed is None else unacked - self.unconfirmed
+        if self._prefetch < min(options.prefetch + waiting, MOST):
+            self._bus.room[self.seat] = 2 * waiting
+            self._end(
+                BusUnavailable(
+                    f"{self._queue}: {waiting} of {unacked} unconfirmed messages wait for one that has not come: "
+                    "asking for more at once"
+                )
+            )
+        elif not self._told:
             self._told = True
             _log.warning(
                 "%s: %d messages were read and none of them is confirmed, so no more come: confirm more often, "
-                "or raise prefetch", self._queue, len(self._unacked),
+                "or raise prefetch", self._queue, unacked,
             )  # fmt: skip
 
     async def _see_whether_poisoned(self, first: Delivery) -> None:

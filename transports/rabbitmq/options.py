@@ -10,6 +10,7 @@ from typing import Literal
 from esp_pubsub.config import DURATION, SIZE, Secret, without_user
 from esp_pubsub.errors import ConfigError
 
+MOST = 65_535  # of messages that a reader may be handed before it lets go
 Mode = Literal["direct", "persistent", "stream"]
 
 
@@ -82,8 +83,8 @@ class RabbitOptions:
             )
         if not re.fullmatch(r"[a-zA-Z0-9\-_.:@#,/ ]{1,255}", self.exchange):
             raise ConfigError("exchange has letters, digits, blanks and -_.:@#,/ in its name", key="exchange")
-        if not 1 <= self.prefetch <= 65_535:
-            raise ConfigError("prefetch is from 1 to 65535, which is what AMQP can say", key="prefetch")
+        if not 1 <= self.prefetch <= MOST:
+            raise ConfigError(f"prefetch is from 1 to {MOST}, which is what AMQP can say", key="prefetch")
         if self.heartbeat < 1 or self.heartbeat % 1 or self.timeout < 0.1:
             raise ConfigError("heartbeat is at least 1s, in whole seconds; timeout is at least 100ms", key="heartbeat")
         if self.acktimer <= 0 or self.queuesize < 1 or self.maxmessage < 1:

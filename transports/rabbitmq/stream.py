@@ -337,6 +337,7 @@ class StreamFeed:
     """A `Feed` without groups: `confirm` is refused."""
 
     state: bytes | None = None
+    unconfirmed: int | None = None
     place: Place | None = None
 
     def __init__(self, streams: Streams, stream: str) -> None:

@@ -33,6 +33,7 @@ class StreamGroupFeed:
     """A `Feed` with a group."""
 
     state: bytes | None = None
+    unconfirmed: int | None = None
 
     def __init__(self, bus: RabbitBus, streams: Streams, topic: str, start: Start, group: str) -> None:
         self._bus = bus

@@ -30,6 +30,7 @@ class SolaceFeed:
     """A `Feed`."""
 
     state: bytes | None = None
+    unconfirmed: int | None = None
     place = None
     _missed: str | None = "the link was lost, and with it the place of this reader"
 

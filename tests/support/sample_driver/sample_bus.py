@@ -233,6 +233,7 @@ class SampleFeed:
     """A `Feed`. Without a group its queue is thrown away with it, and what it read is done at once."""
 
     place = None  # a queue has none
+    unconfirmed: int | None = None  # set by who reads; this queue hands out all that it has
 
     def __init__(self, queue: _Queue, forget: Callable[[], object] | None) -> None:
         self.state: bytes | None = None
