@@ -488,11 +488,34 @@ async def test_a_limit_that_passes_is_waited_out_and_reported_in_the_broker_s_wo
         await _confirm(reader)
 
 
-async def test_a_limit_of_queues_is_trouble_in_the_broker_s_words(own_rabbitmq: RabbitMQ, url: str) -> None:
-    await asyncio.to_thread(own_rabbitmq.ctl, "set_vhost_limits", '{"max-queues":0}')
-    try:
-        async with opened(own_rabbitmq, mode="persistent") as bus:
-            with pytest.raises(BusUnavailable, match=r"queue limit in vhost .* is reached"):
+@pytest.mark.parametrize(
+    ("limit", "lifted", "says"),
+    [
+        (("set_vhost_limits", '{"max-queues":0}'), ("clear_vhost_limits",), "queue limit in vhost .* is reached"),
+        (("set_user_limits", "guest", '{"max-channels":0}'), ("clear_user_limits", "guest", "max-channels"),
+         "reached the maximum allowed user limit"),
+        (("set_user_limits", "guest", '{"max-connections":0}'), ("clear_user_limits", "guest", "max-connections"),
+         "user connection limit .* is reached"),
+    ],
+    ids=["queues", "channels", "connections"],
+)  # fmt: skip
+async def test_a_limit_of_any_kind_is_trouble_in_the_broker_s_words(
+    own_rabbitmq: RabbitMQ, url: str, limit: list[str], lifted: list[str], says: str
+) -> None:
+    async with opened(own_rabbitmq, mode="persistent") as bus:
+        await asyncio.to_thread(own_rabbitmq.ctl, *limit)
+        try:
+            with pytest.raises(BusUnavailable, match=says):
                 await bus.retain(topic_of(url), "schema", b"x")
-    finally:
-        await asyncio.to_thread(own_rabbitmq.ctl, "clear_vhost_limits")
+        finally:
+            await asyncio.to_thread(own_rabbitmq.ctl, *lifted)
+        await _retained(bus, topic_of(url))
+
+
+async def _retained(bus: Any, topic: str) -> None:
+    """A limit that was lifted is gone in a moment."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(BusUnavailable):
+                return await bus.retain(topic, "schema", b"x")
+            await asyncio.sleep(0.05)

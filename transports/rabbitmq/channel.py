@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 import struct
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -17,59 +16,17 @@ from typing import Any, NamedTuple
 import aiormq.channel
 import aiormq.connection
 from aiormq.abc import ChannelFrame
-from aiormq.exceptions import (
-    AuthenticationError,
-    ChannelAccessRefused,
-    ChannelLockedResource,
-    ChannelPreconditionFailed,
-    ConnectionClosed,
-    ConnectionCommandInvalid,
-    ConnectionNotAllowed,
-    ConnectionNotImplemented,
-    ProbableAuthenticationError,
-)
 from pamqp import commands, frame
 from pamqp.header import ContentHeader
 
-from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
+from esp_pubsub.errors import BusError
 
-_REFUSED = (
-    AuthenticationError,
-    ChannelAccessRefused,
-    ChannelLockedResource,
-    ChannelPreconditionFailed,
-    ConnectionCommandInvalid,
-    ConnectionNotAllowed,
-    ConnectionNotImplemented,
-    ProbableAuthenticationError,
-    ssl.SSLError,
-)
-PASSES = (  # what brokers say no with that ends by itself, or when an operator has looked
-    "is reached",  # a limit of connections or queues: of a virtual host, a user or a node
-    "reached the maximum",  # a limit of channels
-    "is down",  # a virtual host that is starting, or failed
-    "timed out",  # so long unacknowledged that the broker takes it back
-    "CONNECTION_FORCED",  # an operator, or a node that stops
-    "RESOURCE_ERROR",
-)
+from .refusals import trouble
+
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9\-_.:@#,/ ]")  # those that the client knows, without '+'
 LONGEST_NAME = 255
 _FRAME_OVERHEAD = 8
 _BODY = 3
-
-
-def trouble(what: str, error: BaseException | None) -> BusError:
-    """An error of the client's in our words: BusRefused where the broker answered no and will not change its mind,
-    BusUnavailable for the rest.
-    """
-    text = str(error) or type(error).__name__
-    if isinstance(error, BusError):
-        return error
-    if isinstance(error, ConnectionClosed):
-        text = " ".join(map(str, error.args))
-    if isinstance(error, _REFUSED) and not any(words in text for words in PASSES):
-        return BusRefused(f"{what}: refused: {text}")
-    return BusUnavailable(f"{what}: {type(error).__name__}: {text}")
 
 
 def quoted(name: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import aiormq.connection
+from aiormq.connection import exception_by_code
 from aiormq.exceptions import (
     AMQPConnectionError,
     AuthenticationError,
@@ -25,8 +26,9 @@ from yarl import URL
 
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
-from .channel import PASSES, Channel, is_blocked, trouble
+from .channel import Channel, is_blocked
 from .options import RabbitOptions, plain
+from .refusals import trouble
 
 T = TypeVar("T")
 Purpose = str
@@ -60,7 +62,7 @@ class _Heard:
     async def get_frame(self) -> Any:
         found = await self._frames.get_frame()
         if isinstance(closed := found[2], commands.Connection.Close) and closed.reply_code != _NO_LOGIN:
-            raise ConnectionClosed(closed.reply_code, closed.reply_text)
+            raise exception_by_code(closed)
         return found
 
 
@@ -182,9 +184,8 @@ class Link:
         if isinstance(cause, ProbableAuthenticationError | AuthenticationError):
             return BusRefused(f"{error}; check userid and password")
         if isinstance(cause, ConnectionClosed):
-            if any(words in str(error) for words in PASSES):
-                return error
-            return BusRefused(f"{error}; check vhost, and what {options.userid} may do there")
+            lasts = isinstance(error, BusRefused)
+            return BusRefused(f"{error}; check vhost, and what {options.userid} may do there") if lasts else error
         if isinstance(cause, ssl.SSLCertVerificationError):
             return BusRefused(f"{error}; check sslcacert, and that host is a name of the certificate")
         if isinstance(cause, ssl.SSLError):

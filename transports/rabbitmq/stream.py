@@ -38,6 +38,7 @@ from esp_pubsub.address import is_control
 from esp_pubsub.bus import Bounds, Break, Message, Place, Start
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable, ConfigError
 
+from .refusals import stream_trouble
 from .stream_link import (
     ABSENT,
     EXISTS,
@@ -53,7 +54,6 @@ from .stream_link import (
     connect,
     pairs,
     text,
-    trouble,
 )
 from .stream_messages import ENVELOPE, FRAME, MOST, messages_of, publication
 
@@ -138,7 +138,7 @@ class Streams:
                 code, made = NO_OFFSET, True
             waited = loop.time() - began
             if waited > self.address.timeout:
-                raise trouble(code, f"looking for the stream {stream}")
+                raise stream_trouble(f"looking for the stream {stream}", code)
             if code == ABSENT and make:
                 made = await self._make(link, stream) or made
                 continue
@@ -149,7 +149,7 @@ class Streams:
                 made = False
                 continue
             if code not in (ABSENT, NO_OFFSET, NOT_AVAILABLE):
-                raise trouble(code, f"looking for the stream {stream}")
+                raise stream_trouble(f"looking for the stream {stream}", code)
             await asyncio.sleep(0.02)
 
     async def _make(self, link: Link, stream: str) -> bool:
@@ -160,7 +160,7 @@ class Streams:
             if (await link.ask(Key.QUERY_OFFSET, text(_BASE) + text(stream)))[0] == ABSENT:
                 raise BusRefused(f"{stream} is a queue, and no stream")
         elif code not in (OK, EXISTS):
-            raise trouble(code, f"making the stream {stream}")
+            raise stream_trouble(f"making the stream {stream}", code)
         return code == OK
 
     async def bounds(self, stream: str, *, make: bool = False) -> Bounds:
@@ -188,7 +188,7 @@ class Streams:
             if code == PRECONDITION_FAILED:
                 raise BusUnavailable("the broker is short of memory or disk space, and takes nothing")
             if code != OK:
-                raise trouble(code, f"publishing to the stream {stream}")
+                raise stream_trouble(f"publishing to the stream {stream}", code)
         except BaseException:
             await link.aclose()
             raise
@@ -303,7 +303,7 @@ class StreamPipe:
                 self._send()
         elif key == Key.PUBLISH_ERROR:
             (code,) = struct.unpack_from(">H", content, 13)
-            self._link.end(trouble(code, f"publishing to the stream {self._stream}"))
+            self._link.end(stream_trouble(f"publishing to the stream {self._stream}", code))
         elif key == Key.METADATA_UPDATE:
             self._link.end(BusUnavailable(f"the stream {self._stream} was deleted, or has another leader"))
 

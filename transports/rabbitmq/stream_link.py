@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 
+from .refusals import stream_trouble
+
 LARGEST_FRAME = 64 << 20
 _ROOM = 1 << 16  # bytes received at once, where no larger frame is on its way
 _MANNERS = 1.0  # seconds that a broker has to answer a farewell
@@ -58,20 +60,6 @@ _DELIVER = Key.DELIVER.to_bytes(2, "big")
 _TOLD = frozenset({Key.CONFIRMED, Key.PUBLISH_ERROR, Key.METADATA_UPDATE})
 
 OK, ABSENT, EXISTS, NOT_AVAILABLE, PRECONDITION_FAILED, NO_OFFSET = 1, 2, 5, 6, 17, 19
-_CODES = {
-    2: "there is no such stream", 3: "subscribed twice", 4: "there is no such subscription", 5: "it exists",
-    6: "the stream is not available", 7: "no such way to authenticate", 8: "wrong user or password",
-    9: "authentication failed", 10: "the broker asks for more than a password", 11: "this user is for loopback only",
-    12: "no access to the virtual host", 13: "an unknown command", 14: "a frame too large", 15: "an internal error",
-    16: "access refused", 17: "a precondition failed", 18: "there is no such publisher", 19: "no offset is stored",
-}  # fmt: skip
-_TRY_AGAIN = frozenset({2, 4, 6, 12, 15, 18, 19})  # 12: by a limit too; AMQP, which is asked first, says what it is
-
-
-def trouble(code: int, what: str) -> BusError:
-    """What an answer other than OK means."""
-    kind = BusUnavailable if code in _TRY_AGAIN else BusRefused
-    return kind(f"{what}: the broker answered {_CODES.get(code, 'an unknown code')} ({code})")
 
 
 def text(value: str) -> bytes:
@@ -249,7 +237,7 @@ class Link(asyncio.BufferedProtocol):
         """Send a command whose answer has to be OK."""
         code, rest = await self.ask(key, content)
         if code != OK:
-            raise trouble(code, what)
+            raise stream_trouble(what, code)
         return rest
 
     async def subscribe(self, stream: str, where: bytes, credit: int, deliver: Callable[[memoryview], None]) -> int:

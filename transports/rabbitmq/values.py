@@ -21,6 +21,7 @@ from esp_pubsub.errors import BusRefused, BusUnavailable
 from .channel import LONGEST_NAME, Channel, Delivery, quoted, unused
 from .link import Link
 from .pipe import RabbitPipe
+from .refusals import COMES_UP
 
 T = TypeVar("T")
 
@@ -34,7 +35,6 @@ _ARGUMENTS: dict[str, Any] = {
 }
 _PROPERTIES = {"delivery_mode": 2}
 _MOMENT = 0.1
-_PASSES = "inaccessible", "INTERNAL_ERROR", "Stream not found", "does not have a replica on the local node"
 _COMES = 2.0  # seconds in which the broker hands over a value that is there, always
 
 
@@ -65,8 +65,8 @@ async def _when_up(link: Link, work: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await work()
-        except (BusUnavailable, BusRefused) as error:
-            if not any(word in str(error) for word in _PASSES) or asyncio.get_running_loop().time() > end:
+        except BusUnavailable as error:
+            if not any(words in str(error) for words in COMES_UP) or asyncio.get_running_loop().time() > end:
                 raise
         await asyncio.sleep(_MOMENT)
 

@@ -16,7 +16,7 @@ from pamqp import body, commands, frame, header
 from esp_pubsub.bus import Break
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 from esp_pubsub.transports.rabbitmq import Options, open_bus, pipe
-from esp_pubsub.transports.rabbitmq.channel import trouble
+from esp_pubsub.transports.rabbitmq.refusals import trouble
 from esp_pubsub.transports.rabbitmq.stream_group import StreamGroupFeed
 
 TOPIC = "host:5555/p/q/w/I"
@@ -434,6 +434,8 @@ async def test_a_no_that_passes_is_trouble_and_one_that_lasts_is_a_refusal_both_
         ("PRECONDITION_FAILED - inequivalent arg 'x-queue-type' for queue 'x'", BusRefused),
         ("NOT_ALLOWED - number of channels opened for user 'guest' has reached the maximum allowed user limit of (0)",
          BusUnavailable),
+        ("PRECONDITION_FAILED - cannot publish: rate limit of user 'guest' exceeded", BusUnavailable),
+        ("PRECONDITION_FAILED - inequivalent arg 'x-delivery-limit' for queue 'x'", BusRefused),
     ],
 )  # fmt: skip
 def test_a_limit_passes_and_what_is_made_otherwise_does_not(says: str, error: type[BusError]) -> None:
