@@ -71,6 +71,15 @@ async def link_reset(run: Run) -> None:
             link.cut()
 
 
+async def link_half_open(run: Run) -> None:
+    """All links stay open without an answer, twice; new ones are in order."""
+    for low, high in ((0.1, 0.3), (0.5, 0.7)):
+        await run.moment(low, high)
+        run.harmed("link-half-open")
+        for link in run.links.values():
+            link.half_open()
+
+
 async def broker_freeze(run: Run) -> None:
     """The broker stands still for 3 s."""
     await run.moment(0.1, 0.5)
@@ -112,7 +121,7 @@ async def leader_broker_kill(run: Run) -> None:
     await asyncio.to_thread(node.restart)
 
 
-LINK_FAULTS: dict[str, Fault] = {"link-hole": link_hole, "link-reset": link_reset}
+LINK_FAULTS: dict[str, Fault] = {"link-hole": link_hole, "link-reset": link_reset, "link-half-open": link_half_open}
 BROKER_FAULTS: dict[str, Fault] = {"broker-freeze": broker_freeze, "broker-kill": broker_kill}
 CLUSTER_FAULTS: dict[str, Fault] = {"leader-broker-kill": leader_broker_kill}
 

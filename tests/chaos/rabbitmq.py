@@ -139,7 +139,7 @@ class RabbitBus(Bus):
         if mode != "stream":
             self.queues = True
             self.faults |= QUEUE_FAULTS
-            self.may_miss = {"link-reset", "link-hole", "broker-kill"}
+            self.may_miss = {*LINK_FAULTS, "broker-kill"}
         if mode == "persistent":
             self.faults |= GROUP_FAULTS
             self.engine_faults = ORDER_FAULTS

@@ -252,6 +252,26 @@ async def test_links_that_are_reset_swallowed_and_cut_in_the_middle_of_a_batch_c
         assert not ours.told(Missed, Skipped)
 
 
+async def test_connections_that_stay_open_without_an_answer_are_given_up_for_new_ones(broker: Kafka, url: str) -> None:
+    """Nobody is told by TCP, for whom nothing is wrong with them."""
+    async with (
+        broker.proxy() as proxy,
+        client(f"127.0.0.1:{proxy.port}") as ours,
+        client(f"127.0.0.1:{proxy.port}") as theirs,
+        ours.client.publisher(url, SCHEMA) as publisher,
+    ):
+        alone = Reader(await theirs.client.subscriber(url, side="in", start="earliest"))
+        grouped = Reader(await theirs.client.subscriber(url, side="in", group="g"))
+        await (await inject(publisher, 1, 100))
+        await asyncio.gather(alone.to(100), grouped.to(100, confirm_every=10))
+        proxy.half_open()
+        delivery = await inject(publisher, 101, 200)
+        await asyncio.gather(alone.to(200), grouped.to(200))
+        assert await delivery == "acked"
+        await grouped.subscriber.confirm()
+        assert not theirs.told(Missed, Skipped)
+
+
 # what is left behind
 
 

@@ -6,8 +6,9 @@
         proxy.heal()
 
 "up" is the way from the client to the broker, "down" the way back; a fault without a way is one of both. Faults hold
-for the connections that are there and for those to come, until `heal()`. Nothing here waits: a fault has happened when
-the event loop has had a turn. A connection whose broker cannot be reached is accepted and reset.
+for the connections that are there and for those to come, until `heal()`; only `half_open` is different in both. Nothing
+here waits: a fault has happened when the event loop has had a turn. A connection whose broker cannot be reached is
+accepted and reset.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class _Pipe:
         self.source = source
         self.sink = sink
         self.torn = False  # bytes were lost
+        self.deserted = False  # nothing passes any more, and nobody is told
         self.ended = False  # the sink was told that nothing more comes
         self.held: asyncio.Queue[tuple[float, bytes | OSError]] = asyncio.Queue(ROOM)
 
@@ -99,6 +101,14 @@ class Proxy:
         """
         for flaw in self._of(way):
             flaw.swallow = True
+
+    def half_open(self) -> None:
+        """Lose all bytes, and all ends, on the connections that are there, for good: they stay open without an answer,
+        also after `heal`. New ones are as they were. So it is where a router has forgotten a connection.
+        """
+        for pipes in self._links.values():
+            for pipe in pipes:
+                pipe.deserted = True
 
     def delay(self, seconds: float, way: Way | None = None) -> None:
         """Let all bytes pass so much later, in order. ROOM * CHUNK of them wait here, more of them at the sender."""
@@ -208,7 +218,9 @@ class Proxy:
             since, data = await pipe.held.get()
             await self._until(lambda: since + self._flaws[pipe.way].delay)  # noqa: B023  # awaited here
             last = not data or isinstance(data, OSError)
-            if self._flaws[pipe.way].swallow:
+            if pipe.deserted:
+                pass
+            elif self._flaws[pipe.way].swallow:
                 pipe.torn = True
             elif isinstance(data, OSError):
                 raise data

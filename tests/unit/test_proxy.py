@@ -198,6 +198,23 @@ async def test_a_swallowed_end_is_not_seen(proxy, broker):
     await until(lambda: broker.ended == ["reset"])
 
 
+async def test_a_half_open_connection_has_no_answer_and_no_end_for_good_and_a_new_one_is_whole(proxy, broker):
+    async with connected(proxy) as client, connected(proxy) as gone:
+        await client.ask()
+        await gone.ask()
+        proxy.half_open()
+        await client.send(b"lost")
+        assert await client.hears_nothing()
+        async with connected(proxy) as new:
+            assert await new.ask(b"more") == b"more"
+            proxy.heal()
+            assert await client.hears_nothing()
+            gone.sock.close()
+            await new.ask(b"last")
+    assert broker.got == b"pingpingmorelast"
+    await until(lambda: broker.ended == ["end"])  # of the new one, and of no other
+
+
 @pytest.mark.parametrize("way", ["up", "down"])
 async def test_a_delay_is_a_delay_and_not_a_throttle(proxy, broker, way):
     async with connected(proxy) as client:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.client import AIOKafkaClient
-from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import collect_hosts, create_conn
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import (
@@ -47,9 +44,9 @@ from aiokafka.errors import (
 from aiokafka.protocol.commit import OffsetFetchRequest
 from aiokafka.protocol.coordination import FindCoordinatorRequest
 
-from esp_pubsub.backoff import Backoff
 from esp_pubsub.errors import BusRefused, BusUnavailable, EspError
 
+from .client import prepare
 from .options import Settings
 from .topic_id import TopicId
 
@@ -71,57 +68,6 @@ _REFUSED = (
 _AS_SET = -1
 _LARGEST = 1_048_588  # a broker's message.max.bytes unless it is set otherwise
 _log = logging.getLogger("esp_pubsub.kafka")
-_SAID_AGAIN, _SAID_KEPT = 60.0, 100  # seconds after which the client may say the same again, and of how many texts
-_ASKED_AGAIN = 0.02, 0.5  # seconds between two questions for a topic that is not there
-_AUTHENTICATE = 36  # the protocol's number of what carries passwords and tokens
-
-
-class _NoPasswords(logging.Filter):
-    """The client shows at DEBUG whatever it sends, the password of mechanism PLAIN too."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.args, tuple):
-            record.args = tuple(
-                f"{type(each).__name__}(***)" if getattr(each, "API_KEY", None) == _AUTHENTICATE else each
-                for each in record.args
-            )
-        return True
-
-
-class _Seldom(logging.Filter):
-    """The client says with each answer of a broker that a topic is not there; once in a while is enough."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._said: dict[str, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        if record.created < self._said.get(text, -math.inf) + _SAID_AGAIN:
-            return False
-        if len(self._said) >= _SAID_KEPT:
-            del self._said[next(iter(self._said))]
-        self._said[text] = record.created
-        return True
-
-
-logging.getLogger("aiokafka.conn").addFilter(_NoPasswords())
-logging.getLogger("aiokafka.cluster").addFilter(_Seldom())
-
-
-def paced(client: AIOKafkaClient) -> None:
-    """Have a client ask again a little later each time for a topic that is not there: it asks without a pause."""
-    update, backoff = client._metadata_update, Backoff(*_ASKED_AGAIN)  # noqa: SLF001
-
-    async def asked(cluster: ClusterMetadata, topics: Sequence[str]) -> Any:
-        answer = await update(cluster, topics)
-        if all(cluster.partitions_for_topic(topic) for topic in topics):
-            backoff.reset()
-        else:
-            await asyncio.sleep(backoff.next())
-        return answer
-
-    client._metadata_update = asked  # noqa: SLF001
 
 
 @contextmanager
@@ -190,7 +136,7 @@ class Link:
             compression_type=settings.compression,
             enable_idempotence=settings.idempotent,
         )
-        paced(producer.client)
+        prepare(producer.client)
         return producer
 
     def consumer(self, **more: Any) -> AIOKafkaConsumer:
@@ -204,7 +150,7 @@ class Link:
             "max_partition_fetch_bytes": self.settings.options.fetch_size,
         }
         consumer = AIOKafkaConsumer(**{**self._common, **ours, **more})
-        paced(consumer._client)  # noqa: SLF001
+        prepare(consumer._client)  # noqa: SLF001
         return consumer
 
     @asynccontextmanager
@@ -306,6 +252,7 @@ class Link:
                 asker = self.consumer()
                 async with self.started(asker, where):
                     admin = AIOKafkaAdminClient(**self._common)
+                    prepare(admin._client)  # noqa: SLF001
                     async with self.started(admin, where):
                         self._admin, self._asker = admin, asker
             return self._admin, self._asker

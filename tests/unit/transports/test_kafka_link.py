@@ -17,7 +17,8 @@ from aiokafka.errors import NodeNotReadyError
 
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
 from esp_pubsub.testing.virtual import run_virtual
-from esp_pubsub.transports.kafka.link import Link, paced, security, words
+from esp_pubsub.transports.kafka.client import paced
+from esp_pubsub.transports.kafka.link import Link, security, words
 from esp_pubsub.transports.kafka.options import KafkaOptions, settings
 
 AT = TopicPartition("t", 0)
