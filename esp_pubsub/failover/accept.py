@@ -83,6 +83,7 @@ class Accept:
         self.window = window
         self.max_sources = max_sources
         self.joined_at_run: dict[int, int] = {}
+        self._delivered: dict[int, tuple[int, int]] = {}  # in earlier incarnations, by source: its run, and up to where
         self.sources: dict[int, Source] = {}
 
     def receive_all(self, messages: Sequence[tuple[Any, bytes]], limits: Limits = LIMITS) -> list[Outcome]:
@@ -197,11 +198,14 @@ class Accept:
     def _begin(self, frame: Frame) -> Source:
         """A source never seen, or its next run: from 0, or from where this frame proves that we joined."""
         number, last = frame.source, 0
+        delivered_run, delivered = self._delivered.pop(number, (-1, 0))
         joins = not self.from_start
         if number in self.sources:
             joins = joins and frame.run <= self.joined_at_run.get(number, -1)
         if joins:
             last = self.proven(frame)
+        elif delivered_run == frame.run:
+            last = min(delivered, self.proven(frame))
         source = self.sources[number] = Source(number, frame.run, last, None if last else 0, joining=joins)
         return source
 
@@ -262,8 +266,13 @@ class Accept:
             source.hold.clear()
 
     def restart(self, *, from_start: bool) -> list[Frame]:
-        """Another incarnation of the topic: every source is unknown again. Returns what was held."""
+        """Another incarnation of the topic: every source is unknown again, and may begin again in its run. But where it
+        goes on, what was delivered before is not missed. Returns what was held.
+        """
         held = [frame for source in self.sources.values() for frame in source.hold.values()]
+        self._delivered |= {source.number: (source.run, source.last) for source in self.sources.values()}
+        while len(self._delivered) > self.max_sources:
+            del self._delivered[next(iter(self._delivered))]
         self.sources.clear()
         self.joined_at_run.clear()
         self.from_start = from_start

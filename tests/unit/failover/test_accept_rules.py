@@ -322,14 +322,43 @@ def test_after_a_restart_every_source_is_unknown_and_what_was_held_is_handed_bac
     assert accept.receive(A(9, 8)) == (Joined(7, 0, 9), A(9, 8))
     assert accept.restart(from_start=True) == []
     assert accept.joined_at_run == {}
-    assert accept.receive(A(10, 9)) == (Missed(7, 0, 1, 9), A(10, 9))
+    assert accept.receive(A(10, 9, source=8)) == (Missed(8, 0, 1, 9), A(10, 9, source=8))
 
 
-def test_a_restart_forgets_the_common_case_too() -> None:
+def test_after_a_restart_no_block_that_was_delivered_before_is_missed() -> None:
+    def restarted() -> Accept:
+        accept = Accept(suffix_only=True, from_start=True)
+        for id in (1, 2, 3):
+            assert accept.receive(A(id)) == (A(id),)
+        for _ in range(2):
+            accept.restart(from_start=True)
+        return accept
+
+    assert restarted().receive(A(4)) == (A(4),)
+    assert restarted().receive(A(6)) == (Missed(7, 0, 4, 5), A(6))
+    accept = restarted()
+    assert accept.receive(A(2)) == (A(2),)
+    assert accept.receive(A(5)) == (Missed(7, 0, 3, 4), A(5)), "the sequence that is read now lacks them"
+
+
+def test_after_a_restart_a_sequence_that_begins_again_is_delivered_and_its_holes_are_missed() -> None:
     accept = Accept(suffix_only=True, from_start=True)
-    accept.receive(A(1))
+    for id in (1, 2, 3):
+        accept.receive(A(id))
     accept.restart(from_start=True)
-    assert accept.receive(A(2)) == (Missed(7, 0, 1, 1), A(2))
+    assert accept.receive(b(1)) == (b(1),)
+    assert accept.receive(b(3)) == (Missed(7, 0, 2, 2), b(3))
+    accept.restart(from_start=True)
+    higher = A(3, run=1)
+    assert accept.receive(higher) == (Missed(7, 1, 1, 2), higher)
+
+
+def test_what_is_remembered_of_earlier_incarnations_is_bounded() -> None:
+    accept = Accept(suffix_only=True, from_start=True, max_sources=2)
+    for source in range(10):
+        accept.receive(A(1, source=source))
+        accept.restart(from_start=True)
+    assert len(accept._delivered) == 2
 
 
 def test_the_source_not_seen_for_longest_is_forgotten_and_told() -> None:
