@@ -108,6 +108,9 @@ class Break:
     """How many messages were passed over, None where nobody knows."""
     incarnation: bool = False
     """The topic is another one than before: nothing known of its sources holds any more."""
+    cut: Position | None = None
+    """The topic lost what it had from this position on, and other messages come to stand there. What is known of its
+    sources holds."""
 
 
 class Run(Sequence[Message]):

@@ -149,6 +149,10 @@ class Inbox:
                 self._ledger.restart()
             if not self._schema_given:
                 self.schema = None
+        elif broken.cut is not None:
+            self._read_to = None if self._read_to is None else min(self._read_to, broken.cut - 1)
+            if self._ledger is not None:
+                self._ledger.cut(broken.cut)
 
     def tell_held(self, now: float) -> float | None:
         """Tell once of each gap behind which blocks have been held for `gap_timeout`; returns when to look again."""

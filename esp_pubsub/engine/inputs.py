@@ -100,7 +100,7 @@ class LogReader:
     def _gone(self, broken: Break) -> InputLost:
         position = self.place.position
         way_out = NEW_RUN
-        if not broken.incarnation:
+        if not broken.incarnation and broken.cut is None:
             way_out = f"keep more of the topic than a member may have to read again, and {way_out}"
         return InputLost(
             f"the engine cannot read {self.topic} on from position {position} ({broken.reason}): {way_out}",

@@ -70,7 +70,7 @@ class Following:
     def _begin_anew(self, broken: Break) -> None:
         """Continuity ended: what was followed so far says nothing of what comes next."""
         self._line.rejoin()
-        if broken.incarnation:
+        if broken.incarnation or broken.cut is not None:
             self._end = 0
 
     async def _begin_at(self) -> Start:

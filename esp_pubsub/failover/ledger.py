@@ -153,6 +153,18 @@ class Ledger:
             block.position = None
             self._adrift[block.source, block.run, block.id] = block
 
+    def cut(self, position: Any) -> None:
+        """The log lost what stood from this position on: of blocks from there only the ids are known any more."""
+        self._arrived = deque(each for each in self._arrived if each < position)
+        self._undone = {each for each in self._undone if each < position}
+        self._proofs = {block: each for block, each in self._proofs.items() if each < position}
+        if self.done is not None and self.done >= position:
+            self.done = position - 1
+        for block in (*self._unstored, *self._delivered):
+            if block.position is not None and block.position >= position:
+                block.position = None
+                self._adrift[block.source, block.run, block.id] = block
+
     def restart(self) -> None:
         """Another incarnation of the topic: nothing that was read can be confirmed any more."""
         self.known.clear()

@@ -17,7 +17,7 @@ from esp_pubsub.address import is_control, kafka_topic
 from esp_pubsub.bus import Bounds, Capabilities, GroupState, Place, Start
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
 
-from .feed import PURGED, KafkaFeed, incarnation
+from .feed import PURGED, KafkaFeed, Seen, incarnation
 from .link import Link, security, words
 from .options import KafkaOptions, settings
 from .pipe import ENVELOPE, KafkaPipe
@@ -28,6 +28,7 @@ from .values import CONFIGS, Values
 _STAMPED = {"message.timestamp.type": "LogAppendTime"}
 _CONTROL = {**_STAMPED, "retention.ms": "3600000", "segment.ms": "600000"}  # beats are of use for seconds
 _PURGED_AT, _NAME = "purged", "name"
+_SEEN_KEPT = 1_000  # ends of feeds
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -64,6 +65,8 @@ class KafkaBus:
         self._ids: dict[str, bytes] = {}  # as last seen; what was there before is another topic
         self._checked: set[str] = set()  # topics that take what the broker takes
         self._purges: dict[bytes, int] = {}  # by topic id: the last one that a reader here came across
+        self.seen: dict[tuple[bytes, int], Seen] = {}
+        """By topic id and the position that a reader here wants next: what it read last."""
         self._open: set[KafkaPipe | KafkaFeed] = set()
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -193,6 +196,12 @@ class KafkaBus:
     def saw_purge(self, topic_id: bytes, mark: int) -> None:
         """A reader came across the message that a purge leaves, which is there before it is retained where that is."""
         self._purges[topic_id] = max(mark, self._purges.get(topic_id, -1))
+
+    def saw(self, topic_id: bytes, last: Seen) -> None:
+        """A feed ended after this message."""
+        if len(self.seen) >= _SEEN_KEPT:
+            del self.seen[next(iter(self.seen))]
+        self.seen[topic_id, last.offset + 1] = last
 
     async def group_states(self, topic: str) -> Sequence[GroupState]:
         """See `Groups.group_states`. Kafka knows who reads, and not since when."""

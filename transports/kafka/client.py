@@ -56,10 +56,19 @@ logging.getLogger("aiokafka.conn").addFilter(_NoPasswords())
 logging.getLogger("aiokafka.cluster").addFilter(_Seldom())
 
 
-def prepare(client: AIOKafkaClient) -> None:
-    """See the head of this file. To be called before the client is started."""
+def prepare(client: AIOKafkaClient, unsure: Callable[[], None] = lambda: None) -> None:
+    """See the head of this file. To be called before the client is started. `unsure` is called when the client finds
+    that it does not know its topics any more, and before it gives out anything that it reads after that.
+    """
     paced(client)
     watched(client)
+    ask = client.force_metadata_update
+
+    def asks() -> Any:
+        unsure()
+        return ask()
+
+    client.force_metadata_update = asks
 
 
 def paced(client: AIOKafkaClient) -> None:

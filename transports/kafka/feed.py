@@ -2,7 +2,8 @@
 
 What the client does not tell is found out here: that fetches are no longer answered (it would wait forever), that
 retention passed the reader, that the topic was emptied (`PURGED`, a message that purge leaves and deletes) or deleted
-and made anew (another topic id, looked for once a second).
+and made anew (another topic id, looked for once a second), or that it lost its end (a broker that has it no more: after
+trouble the last message is read once more, and may be another one).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import NoOffsetForPartitionError, OffsetOutOfRangeError
@@ -32,6 +33,7 @@ PURGED = b"esp-pubsub: everything before this was purged"
 _LOOK_EVERY = 1.0
 _WAIT = 0.25
 _NOWHERE = TopicPartition("-", 0)
+_HEAD = 80  # bytes by which messages are told apart: with its chain, they name a block
 _message = tuple.__new__
 
 
@@ -39,6 +41,23 @@ def incarnation(topic_id: bytes, purged: int) -> int:
     """What tells a topic from what it was before it was purged (`KafkaBus.purged_at`), or deleted and made anew."""
     mark = hashlib.blake2b(topic_id + purged.to_bytes(8, "big", signed=True), digest_size=8).digest()
     return int.from_bytes(mark, "big")
+
+
+class Seen(NamedTuple):
+    """A message that was read."""
+
+    offset: int
+    timestamp: int  # of the broker, in milliseconds
+    head: bytes
+
+
+def _seen(record: Any) -> Seen:
+    return Seen(record.offset, record.timestamp, (record.value or b"")[:_HEAD])
+
+
+def _is_another(seen: Seen, records: Sequence[Any]) -> bool:
+    """Whether something else stands there now."""
+    return any(each.offset == seen.offset and _seen(each) != seen for each in records)
 
 
 class KafkaFeed:
@@ -65,8 +84,11 @@ class KafkaFeed:
         self._link = bus.link
         self._name = name
         self._at = at
-        self._from = position  # what is read in front of it is dropped
+        self._from = 0  # what is read in front of it is dropped
+        self._waits = False  # for that position, which is beyond the end
         self._position = position  # behind what was read
+        self._last: Seen | None = None  # what was read last
+        self._expected: Seen | None = None  # what stands there, unless the topic lost its end
         self._topic_id = self._given_id = topic_id  # of what is read, and of what was given out
         self._purged = -1
         self._comes_from = comes_from
@@ -79,6 +101,7 @@ class KafkaFeed:
         self._asked_at = 0.0
         self._doubted = False  # we were away, and cannot say yet whether fetches are answered
         self._looked_at = 0.0
+        self._unsure = False  # whether the topic is what it was
         self._looking: asyncio.Task[bytes] | None = None
         self._closed = False
         self._closing: asyncio.Task[None] | None = None
@@ -90,42 +113,67 @@ class KafkaFeed:
 
     async def open(self) -> None:
         """Take the place: what is written from now on is read."""
-        self._consumer = (self._membership or self._link).consumer()
+        self._consumer = (self._membership or self._link).consumer(self._be_unsure)
         async with self._link.started(self._consumer, f"a consumer of {self._at.topic}"):
             if self._membership is None:
                 await self._begin(None)
         self._answered_at = self._asked_at = self._looked_at = self._now()
 
+    def _be_unsure(self) -> None:
+        """The client knows its topics no more. Before it was answered for the first time that says nothing."""
+        self._unsure = self._stamp != 0 or self._last is not None
+
     async def _begin(self, stored: tuple[int, bytes, bytes] | None) -> None:
         """Stand where the group stands, or where our reader wants to."""
         first, end = await self._link.bounds(self._at)
         purged = await self._bus.purged_at(self._name)
+        now, behind_purge = incarnation(self._topic_id, purged), max(first, purged + 1)
+        known = self._known(now, stored)
+        seen = self._bus.seen.get((self._topic_id, known))
+        end_then = await self._end_of(seen, end) if known > end else end
         # nothing is awaited from here on
         if self._membership is None:  # not before: without a place it would look for one, and pause for not having it
             self._consumer.assign([self._at])
         self._purged = purged
-        now, behind_purge = incarnation(self._topic_id, purged), max(first, purged + 1)
         heard = self._comes_from in (None, now)
         if stored is None:
             if not heard:
                 self._begin_anew(behind_purge, "the topic was purged, or made anew, while this reader was away")
         elif stored[1] != self._topic_id or purged >= stored[0]:
             how = "made anew" if stored[1] != self._topic_id else "purged"
-            self._from = self._position = behind_purge
+            self._position = behind_purge
             if self._comes_from != now:
                 self._begin_anew(behind_purge, f"the topic was {how} since the group stored its position")
         else:
-            self._from = self._position = stored[0]
+            self._position = stored[0]
             self.state = stored[2]
             if not heard:
                 self.state, self._state_after = None, stored[2]
                 self._begin_anew(stored[0], "the topic was purged, or made anew, and the group went on with it")
         if self._position < first:
             self._pass(first)
-        self._done = self._from
+        if known > end:
+            self._lose_end(known, end_then)
+        elif self._position > end:
+            self._waits = True
+        else:
+            self._expected = seen
+        self._done = self._position
         self.place = Place(self._position, now)
-        self._seek(min(self._position, end))
+        self._go_back(end)
         self._begun = True
+
+    def _known(self, now: int, stored: tuple[int, bytes, bytes] | None) -> int:
+        """Up to where the topic had messages, as our reader and its group know."""
+        ours = self._position if self._comes_from == now else 0
+        return ours if stored is None or stored[1] != self._topic_id else max(ours, stored[0])
+
+    def _go_back(self, end: int | None = None) -> None:
+        """Fetch what was read last again, and what follows it; not behind the end."""
+        self._expected = self._expected or self._last
+        self._from = self._position
+        place = self._position if self._expected is None else min(self._position, self._expected.offset)
+        self._seek(place if end is None else min(place, end))
 
     def _seek(self, position: int) -> None:
         with words(f"reading {self._at.topic}"):  # a group may have lost the partition this very moment
@@ -194,6 +242,7 @@ class KafkaFeed:
             taken.append(ahead.popleft())
             if isinstance(item, Break):
                 self.place, self._given_id = self._after.popleft()
+                self._done = self._done if item.cut is None else min(self._done, item.cut)
             if anew and self.place is not None:
                 self._done = self.place.position
                 self.state, self._state_after = self._state_after, None
@@ -233,19 +282,35 @@ class KafkaFeed:
         if self._membership is not None and self._membership.changes != self._changes:
             return  # they may be from another place; they come again
         records = found.get(self._at)
+        if self._unsure:  # they may be from another topic, or stand where others stood
+            with_last = self._expected is not None or self._last is None
+            await self._look()
+            if self._ahead or not records or not with_last:
+                return  # they come again, with what was read last in front
+            self._seek(records[-1].offset + 1)
         if not records:
             if silent and self._silent():
                 raise BusUnavailable(f"{self._at.topic}: fetches were not answered for {self._link.timeout:g} s")
-            return
+        elif (expected := self._expected) is not None and _is_another(expected, records):
+            self._go_back()
+            self._lose_end(expected.offset + 1, await self._end_of(expected, expected.offset))
+            self._seek(self._position)
+        else:
+            self._keep(records)
+
+    def _keep(self, records: Sequence[Any]) -> None:
         ahead = self._ahead
-        for record in records:  # nothing is awaited from here on
+        for record in records:
             if record.key is not None and record.key == PURGED:
                 self._purged = record.offset
                 self._bus.saw_purge(self._topic_id, record.offset)
                 self._tell(Break("the topic was purged", None, incarnation=True), record.offset + 1)
             elif record.offset >= self._from:
                 ahead.append(_message(Message, (record.offset, record.value or b"")))
-        self._position = records[-1].offset + 1
+        last = self._last = _seen(records[-1])
+        self._position, self._waits = last.offset + 1, False
+        if self._expected is not None and self._expected.offset <= last.offset:
+            self._expected = None
         self._answered_at, self._doubted = self._now(), False
 
     def _silent(self) -> bool:
@@ -260,15 +325,19 @@ class KafkaFeed:
         return self._now() - self._answered_at > self._link.timeout
 
     async def _out_of_range(self) -> None:
-        """Retention or a purge passed us, or this is another log than it was."""
+        """Retention or a purge passed us, the topic lost its end, or it is another one than it was."""
+        self._unsure = True
+        await self._look()
+        if self._ahead:
+            return
         first, end = await self._link.bounds(self._at)
         purged = await self._bus.purged_at(self._name)
         position, self._purged = self._position, purged
         if position > end:
-            if position <= self._from:  # it still waits for its place
+            if self._waits:
                 self._seek(end)
                 return
-            self._begin_anew(first, f"the topic ends at {end}, in front of what was read up to {position}")
+            self._lose_end(position, await self._end_of(self._last, end))
         elif position < first:
             if purged >= position:
                 self._begin_anew(max(first, purged + 1), "the topic was purged")
@@ -280,8 +349,19 @@ class KafkaFeed:
         passed, self._position = first - self._position, first
         self._tell(Break("retention took messages before they were read", passed), first)
 
+    async def _end_of(self, seen: Seen | None, most: int) -> int:
+        """What is left of a topic that lost its end: what it has since is younger than what was read of it."""
+        younger = None if seen is None else await self._link.position_at(self._at, (seen.timestamp + 1) * 1_000)
+        return most if younger is None else min(younger, most)
+
+    def _lose_end(self, known: int, end: int) -> None:
+        """The sources go on: their readers know by the ids what comes twice, and what was lost before they read it."""
+        self._from, self._position, self._last, self._expected = 0, min(self._position, end), None, None
+        reason = f"the topic lost what it had from {end} to {known}"
+        self._tell(Break(reason, None, cut=end), self._position)
+
     def _begin_anew(self, first: int, reason: str) -> None:
-        self._from = self._position = first
+        self._from, self._position, self._last, self._expected = 0, first, None, None
         self._tell(Break(reason, None, incarnation=True), first)
 
     def _tell(self, broken: Break, following: int) -> None:
@@ -290,19 +370,21 @@ class KafkaFeed:
 
     async def _look(self) -> None:
         """Whether the topic is still the one it was. The question outlives a read that is cancelled meanwhile."""
-        if self._looking is None:
-            if self._now() - self._looked_at < _LOOK_EVERY:
-                return
-            self._looking = asyncio.create_task(self._identify())
-        looking = self._looking
-        await asyncio.wait([looking])
-        if looking.result() != self._topic_id:
-            first, _ = await self._link.bounds(self._at)
-            purged = await self._bus.purged_at(self._name)
-            self._seek(first)
-            self._topic_id, self._purged = looking.result(), purged
-            self._begin_anew(first, "the topic was deleted and made anew")
-        self._looking, self._looked_at = None, self._now()
+        while self._looking is not None or self._unsure or self._now() - self._looked_at >= _LOOK_EVERY:
+            if self._looking is None:
+                if self._unsure:
+                    self._unsure = False
+                    self._go_back()
+                self._looking = asyncio.create_task(self._identify())
+            looking = self._looking
+            await asyncio.wait([looking])
+            if looking.result() != self._topic_id:
+                first, _ = await self._link.bounds(self._at)
+                purged = await self._bus.purged_at(self._name)
+                self._seek(first)
+                self._topic_id, self._purged = looking.result(), purged
+                self._begin_anew(first, "the topic was deleted and made anew")
+            self._looking, self._looked_at = None, self._now()
 
     async def _identify(self) -> bytes:
         """The id of the topic; also of one that is being made anew."""
@@ -340,6 +422,8 @@ class KafkaFeed:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        if not self._ahead and (last := self._last or self._expected) is not None:
+            self._bus.saw(self._topic_id, last)
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait([self._looking])

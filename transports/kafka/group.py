@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -45,11 +45,12 @@ class Membership(ConsumerRebalanceListener):
         self._at = at
         self._state_key = ""
 
-    def consumer(self) -> AIOKafkaConsumer:
-        """A consumer to be started, then to `join`."""
+    def consumer(self, unsure: Callable[[], None]) -> AIOKafkaConsumer:
+        """A consumer to be started, then to `join`. `unsure`: see `prepare`."""
         options = self._link.settings.options
         session = round(options.session * 1000)
         return self._link.consumer(
+            unsure,
             group_id=self.group,
             session_timeout_ms=session,
             heartbeat_interval_ms=min(round(self._link.settings.heartbeat * 1000), session // 3),

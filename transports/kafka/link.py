@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -139,9 +139,9 @@ class Link:
         prepare(producer.client)
         return producer
 
-    def consumer(self, **more: Any) -> AIOKafkaConsumer:
+    def consumer(self, unsure: Callable[[], None] = lambda: None, **more: Any) -> AIOKafkaConsumer:
         """A consumer that is not started yet, commits nothing by itself, and, unless told otherwise, says when a
-        position is not there.
+        position is not there. `unsure`: see `prepare`.
         """
         ours = {
             "enable_auto_commit": False,
@@ -150,7 +150,7 @@ class Link:
             "max_partition_fetch_bytes": self.settings.options.fetch_size,
         }
         consumer = AIOKafkaConsumer(**{**self._common, **ours, **more})
-        prepare(consumer._client)  # noqa: SLF001
+        prepare(consumer._client, unsure)  # noqa: SLF001
         return consumer
 
     @asynccontextmanager

@@ -269,6 +269,44 @@ def test_another_incarnation_of_the_topic_forgets_everything() -> None:
     assert reader.drop("other 2", 2)
 
 
+def test_of_a_log_that_lost_its_end_what_stands_there_now_is_done_on_its_own() -> None:
+    reader = Reader()
+    for id_ in (1, 2, 3, 4):
+        reader.deliver(id_)
+    reader.confirm(1)
+    reader.ledger.cut(3)  # of blocks 1 to 4, 3 and 4 stand there no more
+    reader.deliver(5, position=3)
+    reader.confirm(4)
+    assert reader.ledger.done == 2, "position 3 holds block 5 now"
+    reader.confirm(5)
+    assert (reader.ledger.done, reader.last) == (3, 5)
+
+
+def test_of_a_log_that_lost_its_end_nothing_further_on_is_done() -> None:
+    reader = Reader()
+    for id_ in (1, 2, 3):
+        reader.deliver(id_)
+    reader.confirm(3)
+    reader.ledger.stored(reader.serials[3])
+    reader.ledger.cut(2)
+    assert reader.ledger.done == 1
+    assert reader.drop(2, 2), "it came again, and that it is done is stored"
+    assert reader.ledger.done == 2
+
+
+def test_a_block_that_was_cut_off_and_comes_again_is_done_when_it_is_confirmed() -> None:
+    reader = Reader()
+    reader.deliver(1)
+    reader.deliver(2)
+    reader.ledger.cut(1)
+    assert not reader.drop(1, 1)
+    assert not reader.drop(2, 2)
+    reader.confirm(1)
+    assert reader.ledger.done == 1
+    reader.confirm(2)
+    assert reader.ledger.done == 2
+
+
 def test_the_state_survives_its_bytes() -> None:
     ledger = Ledger()
     ledger.known = {7: (3, 5, 0xFFFFFFFF), 8: (0, 1, None)}

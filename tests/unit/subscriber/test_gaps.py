@@ -198,6 +198,20 @@ async def test_a_group_that_was_away_while_the_topic_was_purged_begins_anew(benc
         assert await numbers(sub, 1) == [4]
 
 
+async def test_what_stands_where_a_topic_lost_its_end_is_read_and_duplicates_are_dropped(bench: Bench) -> None:
+    sub = await bench.subscriber(schema=SCHEMA, start="earliest", group="g")
+    written, link = [], 0
+    for id in (1, 2, 3, 4):
+        written.append(block(id, link=link))
+        link = parse(written[-1]).chain
+    sub._inbox.take([Message(at, data) for at, data in enumerate(written[:3])])
+    assert await numbers(sub, 3) == [1, 2, 3]
+    sub._inbox.take([Break("cut", None, cut=1), Message(1, written[2]), Message(2, written[3])])
+    assert await numbers(sub, 1) == [4]
+    assert (sub.stats.doubles, sub.stats.missed) == (1, 0)
+    assert bench.of(notices.Skipped) == [notices.Skipped(None, "cut")]
+
+
 async def test_what_was_read_together_with_a_purge_has_a_schema(bench: Bench) -> None:
     """By the seam a Break may stand in front of messages of the same read."""
     await bench.publish(1)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import IllegalStateError
+from aiokafka.errors import IllegalStateError, OffsetOutOfRangeError
 
 from esp_pubsub.bus import Break, Message, Place
 from esp_pubsub.errors import BusUnavailable
 from esp_pubsub.testing import run_virtual
-from esp_pubsub.transports.kafka.feed import KafkaFeed, incarnation
+from esp_pubsub.transports.kafka.feed import KafkaFeed, Seen, incarnation
 from esp_pubsub.transports.kafka.group import Membership
 
 AT = TopicPartition("t", 0)
@@ -29,6 +29,7 @@ class Consumer:
         self.answered = answered
         self.records = list(records)
         self.place: int | None = None
+        self.ends_at = 1_000
         self.polled = 0
         self._subscription = SimpleNamespace()
 
@@ -39,18 +40,28 @@ class Consumer:
         self.polled += self.answered
         return self.polled
 
+    def assign(self, places: list[TopicPartition]) -> None: ...
+
     async def getmany(self, at: TopicPartition, *, timeout_ms: int, max_records: int | None) -> Any:
+        if self.place is not None and self.place > self.ends_at:
+            raise OffsetOutOfRangeError
         if not self.records and timeout_ms:
             await asyncio.sleep(timeout_ms / 1000)
         found, self.records = self.records, []
-        return {at: [SimpleNamespace(key=None, offset=each, value=b"x") for each in found]} if found else {}
+        return (
+            {at: [SimpleNamespace(key=None, offset=each, timestamp=each, value=b"x") for each in found]}
+            if found
+            else {}
+        )
 
 
 class Bus:
     """`ids`: what the broker says of the topic's id, one answer after the other; the last one forever."""
 
-    def __init__(self, *ids: bytes | BaseException | None, timeout: float = 5.0) -> None:
+    def __init__(self, *ids: bytes | BaseException | None, timeout: float = 5.0, end: int = 100) -> None:
         self.ids = list(ids)
+        self.end = end
+        self.seen: dict[Any, Seen] = {}
         self.link = SimpleNamespace(
             timeout=timeout, bounds=self.bounds, stopped=self.stopped,
             settings=SimpleNamespace(options=SimpleNamespace(lease=60.0)),
@@ -66,9 +77,12 @@ class Bus:
         return said
 
     async def bounds(self, at: TopicPartition) -> tuple[int, int]:
-        return 0, 100
+        return 0, self.end
 
     async def stopped(self, consumer: Any) -> None: ...
+
+    def saw(self, topic_id: bytes, last: Seen) -> None:
+        self.seen[topic_id, last.offset + 1] = last
 
     async def purged_at(self, name: str) -> int:
         return -1
@@ -167,6 +181,66 @@ def test_a_topic_that_is_made_anew_while_nobody_knows_it_is_a_break() -> None:
         assert isinstance(broken, Break)
         assert broken.incarnation
         assert consumer.place == 0
+
+    on_a_virtual_clock(scene)
+
+
+def test_a_topic_that_is_made_anew_and_ends_in_front_of_its_reader_is_one_break() -> None:
+    async def scene() -> None:
+        consumer = Consumer(True, 90)
+        ours = feed(Bus(b"A", b"B", end=5), consumer)
+        await ours.read(10, 100)
+        ours._seek(91)
+        consumer.ends_at = 5
+        [broken] = await ours.read(10, 100)
+        assert isinstance(broken, Break)
+        assert broken.incarnation
+        assert (consumer.place, ours.place) == (0, (0, incarnation(b"B", -1)))
+        consumer.records = [0, 1]
+        ours._looked_at -= 10
+        assert [message.position for message in await ours.read(10, 100)] == [0, 1]  # type: ignore[union-attr]
+
+    on_a_virtual_clock(scene)
+
+
+def test_a_log_that_lost_its_end_is_read_on_from_there() -> None:
+    async def scene() -> None:
+        consumer = Consumer()
+        ours = feed(Bus(b"A", end=80), consumer)
+        ours._seek(90)
+        consumer.ends_at = 80
+        [broken] = await ours.read(10, 100)
+        assert broken == Break("the topic lost what it had from 80 to 90", None, cut=80)
+        assert (consumer.place, ours.place) == (80, (80, incarnation(b"A", -1)))
+
+    on_a_virtual_clock(scene)
+
+
+NOW = incarnation(b"A", -1)
+
+
+@pytest.mark.parametrize(
+    ("position", "comes_from", "stored", "begins", "cut"),
+    [
+        (90, NOW, None, 80, True),
+        (80, NOW, None, 80, False),
+        (90, NOW, 70, 70, True),
+        (70, NOW, 90, 80, True),
+        (0, None, 90, 80, True),
+        (90, None, 70, 70, False),
+        (90, None, None, 90, False),  # a number waits for its message
+    ],
+)
+def test_a_reader_that_comes_back_to_a_log_that_lost_its_end_is_told(
+    position: int, comes_from: int | None, stored: int | None, begins: int, cut: bool
+) -> None:
+    async def scene() -> None:
+        consumer = Consumer()
+        ours = KafkaFeed(Bus(b"A", end=80), "n", AT, position, b"A", None, comes_from)  # type: ignore[arg-type]
+        ours._consumer = consumer  # type: ignore[assignment]
+        await ours._begin(None if stored is None else (stored, b"A", b"state"))
+        assert (ours.place, consumer.place) == ((begins, NOW), min(begins, 80))
+        assert [broken.cut for broken in ours._ahead] == ([80] if cut else [])  # type: ignore[union-attr]
 
     on_a_virtual_clock(scene)
 
