@@ -239,6 +239,18 @@ async def test_a_groups_state_that_is_too_large_to_be_kept_is_refused(rabbitmq: 
                 await feed.confirm(position, bytes(600_000))
 
 
+async def test_a_value_of_others_that_is_too_large_is_refused_until_there_is_another_one(
+    rabbitmq: RabbitMQ, url: str
+) -> None:
+    async with opened(rabbitmq, **PERSISTENT) as bus, stranger(rabbitmq) as channel:
+        await bus.retain(topic_of(url), "schema", b"ours")
+        await channel.default_exchange.publish(aio_pika.Message(bytes(600_000)), f"{topic_of(url)}#schema")
+        with pytest.raises(BusRefused, match=r"600000 bytes.*delete that queue"):
+            await bus.retained(topic_of(url), "schema")
+        await bus.retain(topic_of(url), "schema", b"newer")
+        assert await bus.retained(topic_of(url), "schema") == b"newer"
+
+
 # what cannot be
 
 

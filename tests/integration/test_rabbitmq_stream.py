@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import gzip
 import os
 import secrets
+import struct
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,7 +29,8 @@ from esp_pubsub.bus import Bounds, Break, Bus, Capabilities, Feed, Message, Star
 from esp_pubsub.errors import BusRefused, BusUnavailable, ConfigError
 from esp_pubsub.testing import conformance
 from esp_pubsub.transports.rabbitmq.stream import StreamFeed, StreamPipe, Streams, retention
-from esp_pubsub.transports.rabbitmq.stream_link import Address
+from esp_pubsub.transports.rabbitmq.stream_link import Address, Key
+from esp_pubsub.transports.rabbitmq.stream_messages import publication
 from tests.support.proxy import Proxy
 from tests.support.rabbitmq import RabbitMQ
 
@@ -410,6 +414,25 @@ async def test_a_reader_that_is_not_read_takes_few_chunks_in_advance(rabbitmq: R
         ahead = sum(map(len, feed._chunks)) + sum(len(item.data) for item in feed._ahead if isinstance(item, Message))
         assert ahead < 6_000_000
         assert len(found) + len(await read(feed, 200 - len(found))) == 200
+
+
+async def test_a_read_unpacks_no_more_than_it_may_return(rabbitmq: RabbitMQ, name: str) -> None:
+    """What others have packed into one publish of a megabyte may be a gigabyte."""
+    count, size = 20, 4 << 20
+    message = b"".join(publication(1, [bytes(size)]))[13:]
+    packed = gzip.compress(message)
+    entries = [struct.pack(">QBHII", n, 0x90, 1, len(message), len(packed)) + packed for n in range(count)]
+    async with opened(rabbitmq) as streams:
+        feed, pipe = await streams.feed(name, "earliest"), await streams.pipe(name)
+        pipe._link.send(Key.PUBLISH, struct.pack(">BI", 0, count), *entries)
+        tracemalloc.start()
+        try:
+            for _ in range(count):
+                (found,) = await feed.read(1_000, size)
+                assert isinstance(found, Message) and len(found.data) == size
+            assert tracemalloc.get_traced_memory()[1] < 8 * size
+        finally:
+            tracemalloc.stop()
 
 
 def test_a_segment_is_a_part_of_what_is_kept() -> None:

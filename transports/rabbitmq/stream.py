@@ -30,7 +30,7 @@ import math
 import struct
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 
@@ -350,6 +350,7 @@ class StreamFeed:
         self._since = 0  # milliseconds: nothing older
         self._next: int | None = None  # the position that is to come
         self._chunks: deque[memoryview] = deque()
+        self._unpacking: tuple[Chunk, Iterator[list[Message]]] | None = None
         self._largest_chunk = READ_AHEAD // 2
         self._credits = 0  # chunks that may come
         self._gone = False
@@ -390,6 +391,7 @@ class StreamFeed:
     async def _subscribe(self, link: Link) -> None:
         where = self._where if self._next is None else struct.pack(">HQ", _OFFSET, self._next - self._base)
         self._chunks.clear()
+        self._unpacking = None
         self._credits = 2
         self._gone = False
         link.listen(self._hear, self.end)
@@ -414,14 +416,20 @@ class StreamFeed:
         """Nothing more comes of it."""
         self.error = error
         self._chunks.clear()
+        self._unpacking = None
         self._news.set()
 
     async def read(self, max_messages: int, max_bytes: int) -> Sequence[Message | Break]:
         """See `Feed.read`."""
         while True:
-            while self._chunks and len(self._ahead) < max_messages and self._ahead_bytes < max_bytes:
+            while len(self._ahead) < max_messages and self._ahead_bytes < max_bytes:
                 try:
-                    await self._unpack()
+                    if self._unpacking is not None:
+                        self._unpack(*self._unpacking)
+                    elif self._chunks:
+                        await self._begin_chunk()
+                    else:
+                        break
                 except BusError:
                     if not self._ahead:
                         raise
@@ -466,8 +474,8 @@ class StreamFeed:
             if not self._news.is_set():
                 await self._link.ask(Key.QUERY_OFFSET, text(_BASE) + text(self._stream))
 
-    async def _unpack(self) -> None:
-        """One chunk, and let others come."""
+    async def _begin_chunk(self) -> None:
+        """Begin to unpack the next chunk, and let others come."""
         content = self._chunks[0]
         header = chunk(content)
         first = self._base + header.first
@@ -478,31 +486,40 @@ class StreamFeed:
             if self.error is not None:
                 raise self.error
             passed = passed if kept > (self._next or 0) + 1 else 0
-        found: list[Message] = []
-        unread = 0
-        if header.kind == 0 and header.millis >= self._since:
-            try:
-                found = messages_of(header, content, self._base)
-            except ValueError as e:
-                if (self._stream, first) not in self._streams.unreadable:  # perhaps only on its way
-                    self._streams.unreadable.add((self._stream, first))
-                    raise self._broken(f"{self._stream} at {first}: {e}") from e
-                unread = header.records
         # nothing is awaited from here on
         self._chunks.popleft()
         if passed > 1:
             self._ahead.append(Break("retention passed the reader", passed))
             self._after.append(Place(first, self._base))
-        if unread:
-            self._ahead.append(Break("what stands here is larger than 64 MiB, or damaged", unread))
-            self._after.append(Place(first + unread, self._base))
-        if self._next is not None and first < self._next:
-            found = [message for message in found if message.position >= (self._next or 0)]
-        self._ahead.extend(found)
-        self._ahead_bytes += sum(map(_size, found))
         if header.millis >= self._since:
-            self._next = max(self._next or 0, first + header.records)
+            self._next = max(self._next or 0, first)
+            self._unpacking = header, messages_of(header, content, self._base) if header.kind == 0 else iter(())
         self._grant()
+
+    def _unpack(self, header: Chunk, pieces: Iterator[list[Message]]) -> None:
+        """One piece of a chunk."""
+        first, wanted = self._base + header.first, self._next or 0
+        past = first + header.records
+        try:
+            found = next(pieces, None)
+        except ValueError as e:
+            if (self._stream, first) not in self._streams.unreadable:  # perhaps only on its way
+                self._streams.unreadable.add((self._stream, first))
+                raise self._broken(f"{self._stream} at {first}: {e}") from e
+            found = None
+            if past > wanted:
+                self._ahead.append(Break("what stands here is larger than 64 MiB, or damaged", past - wanted))
+                self._after.append(Place(past, self._base))
+        if found is None:
+            self._unpacking = None
+            self._next = max(wanted, past)
+            return
+        if found and found[0].position < wanted:
+            found = [message for message in found if message.position >= wanted]
+        if found:
+            self._ahead.extend(found)
+            self._ahead_bytes += sum(map(_size, found))
+            self._next = found[-1].position + 1
 
     def _broken(self, what: str) -> BusUnavailable:
         error = BusUnavailable(what)

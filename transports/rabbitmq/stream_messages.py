@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from esp_pubsub.bus import Message
 
@@ -25,6 +26,7 @@ _entry = struct.Struct(">I4sI")
 _batch = struct.Struct(">BHII")
 _GZIP = 1
 _SUB_BATCH = 0x80
+_PIECE = 1 << 18  # bytes that are unpacked at once, or as many as one message has
 _message = tuple.__new__
 
 
@@ -43,42 +45,73 @@ def publication(number: int, messages: Sequence[bytes]) -> list[bytes]:
     return parts
 
 
-def messages_of(header: Chunk, content: memoryview, base: int) -> list[Message]:
-    """What a delivered chunk holds. ValueError if it is damaged."""
+def messages_of(header: Chunk, content: memoryview, base: int) -> Iterator[list[Message]]:
+    """What a delivered chunk holds, unpacked piece by piece. ValueError if it is damaged."""
     data = content[CHUNK : CHUNK + header.length]
     if len(data) != header.length or zlib.crc32(data) != header.crc:
         raise ValueError("a chunk has another checksum than it says")
-    found: list[Message] = []
     at, end, position = 0, len(data), base + header.first
     try:
         while at < end:
             if data[at] < _SUB_BATCH:
-                before = len(found)
+                found: list[Message] = []
                 at = _take(found, data, at, end, position)
-                position += len(found) - before
+                position += len(found)
+                yield found
             else:
                 kind, count, whole, size = _batch.unpack_from(data, at)
                 at += _batch.size
-                found += _unpack(kind >> 4 & 7, count, whole, data[at : at + size], position)
+                yield from _unpack(kind >> 4 & 7, count, whole, data[at : at + size], position)
                 at += size
                 position += count
     except (IndexError, struct.error) as e:
         raise ValueError("a chunk is not made of entries") from e
-    return found
 
 
-def _unpack(way: int, count: int, whole: int, data: memoryview, position: int) -> list[Message]:
+def _unpack(way: int, count: int, whole: int, data: memoryview, position: int) -> Iterator[list[Message]]:
     """The messages of a sub-batch; itself, if that cannot be read: the broker does not look into what it is given."""
-    found: list[Message] = []
+    if way == 0:
+        found: list[Message] = []
+        with suppress(IndexError):
+            if len(data) == whole:
+                _take(found, data, 0, whole, position)
+        yield found if len(found) == count else [_message(Message, (position, bytes(data)))]
+    elif way == _GZIP and _is_whole(data, count, whole):
+        for _, piece in _unzip(data, whole):
+            found = []
+            _take(found, piece, 0, len(piece), position)
+            position += len(found)
+            yield found
+    else:
+        yield [_message(Message, (position, bytes(data)))]
+
+
+def _is_whole(data: memoryview, count: int, whole: int) -> bool:
+    """Whether it unpacks to what it says. Nothing of it is kept for that."""
     try:
-        plain = data
-        if way == _GZIP:
-            plain = memoryview(zlib.decompressobj(31).decompress(data, min(whole, LARGEST_FRAME) + 1))
-        if way in (0, _GZIP) and len(plain) == whole:
-            _take(found, plain, 0, whole, position)
+        return whole <= LARGEST_FRAME and sum(found for found, _ in _unzip(data, whole)) == count
     except (IndexError, zlib.error):
-        found.clear()
-    return found if len(found) == count else [_message(Message, (position, bytes(data)))]
+        return False
+
+
+def _unzip(data: memoryview, left: int) -> Iterator[tuple[int, memoryview]]:
+    """What is packed by gzip, `left` bytes, in pieces of so many whole messages. IndexError if it is something else."""
+    undo, rest = zlib.decompressobj(31), bytearray()
+    packed: bytes | memoryview = data
+    while not undo.eof and (piece := undo.decompress(packed, _PIECE)):
+        packed = undo.unconsumed_tail
+        rest += piece
+        left -= len(piece)
+        if left < 0:
+            break
+        count = at = 0
+        while (past := at + 4 + int.from_bytes(rest[at : at + 4], "big")) <= len(rest) and rest[at] < _SUB_BATCH:
+            count, at = count + 1, past
+        if at:
+            whole, rest = rest, rest[at:]
+            yield count, memoryview(whole)[:at]
+    if left or rest:
+        raise IndexError("what is packed is not what it says")
 
 
 def _take(found: list[Message], data: memoryview, at: int, end: int, position: int) -> int:

@@ -105,7 +105,7 @@ async def _get(link: Link, name: str) -> bytes | None:
     arrived = asyncio.Event()
 
     def hear(delivery: Delivery) -> None:
-        found.append(delivery.data)
+        found[:] = [delivery.data]
         arrived.set()
 
     channel = await link.channel("values", what)
@@ -120,7 +120,9 @@ async def _get(link: Link, name: str) -> bytes | None:
         # The broker hands over the whole last chunk at once, and it may hold several values. It answers a question on
         # the same channel when it is done with that; one that stands still has not said that there is none.
         await link.ask(what, channel.basic_qos(prefetch_count=1_000))
-        return found[-1] if found else None
+        if found and len(found[0]) > LARGEST:
+            raise BusRefused(f"{name} holds a value of {len(found[0])} bytes, which is none of ours: delete that queue")
+        return found[0] if found else None
     except BusUnavailable as error:
         if isinstance(error.__cause__, ChannelNotFoundEntity) and "no queue" in str(error):
             return None  # one that is there and cannot be reached, after a restart, is not found either

@@ -29,7 +29,7 @@ def delivered(*entries: bytes, records: int = 0, first: int = 7) -> memoryview:
 
 
 def read(content: memoryview) -> list[Message]:
-    return messages_of(chunk(content), content, BASE)
+    return [message for found in messages_of(chunk(content), content, BASE) for message in found]
 
 
 def entry_of(messages: list[bytes]) -> bytes:
@@ -96,6 +96,14 @@ def test_what_unpacks_to_more_than_it_says_is_handed_on_packed() -> None:
     bomb = gzip.compress(bytes(1 << 20))
     assert read(delivered(sub_batch(1, 1, bomb, 100))) == [(BASE + 7, bomb)]
     assert read(delivered(sub_batch(1, 1, b"no gzip", 100))) == [(BASE + 7, b"no gzip")]
+
+
+@given(st.lists(st.integers(0, 400_000), min_size=1, max_size=4))
+def test_what_is_packed_is_unpacked_piece_by_piece(sizes: list[int]) -> None:
+    sent = [bytes([number]) * size for number, size in enumerate(sizes)]
+    inner = b"".join(entry_of([data]) for data in sent)
+    content = delivered(sub_batch(1, len(sent), gzip.compress(inner, 1), len(inner)), records=len(sent))
+    assert read(content) == list(zip(range(BASE + 7, BASE + 11), sent, strict=False))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
