@@ -88,6 +88,8 @@ class Capabilities:
     """
     shows_groups: bool = False
     """The bus is also a `Groups`."""
+    shows_last: bool = False
+    """Without `replay`: a member that takes over is shown the last message of its topics, where the bus keeps it."""
     replays_with: str = ""
     """Without `replay`: the setting with which this bus has it, for those who are refused."""
 

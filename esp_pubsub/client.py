@@ -255,7 +255,10 @@ class Client:
         writer = BlockWriter(schema, encoder, outbox, source, run, capabilities.max_message_bytes)
         publisher = Publisher(self._home, window, self.bus, writer, options, notify)
         if failover is not None:
-            line = Line(source, run, outbox, suffix_only=capabilities.suffix_only, buffer=failover.buffer)
+            line = Line(
+                source, run, outbox, suffix_only=capabilities.suffix_only, buffer=failover.buffer,
+                shows_last=capabilities.shows_last,
+            )  # fmt: skip
             body = "rows" if options.body == "rows" else arrow_body()
             election = (failover.election or "log").partition("://")[0]
             setup = Setup((window.topic,), (schema.text,), body, election)

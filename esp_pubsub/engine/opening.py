@@ -215,8 +215,10 @@ def _line(model: Model, window: str, where: Windows, writes: Bus, options: Engin
     outbox = Outbox(options.buffer, options.buffer_bytes)
     encoder = Encoder(schema, limits=options.limits, rebuild=True)
     writer = BlockWriter(schema, encoder, outbox, source, options.run, writes.capabilities.max_message_bytes)
-    suffix_only = writes.capabilities.suffix_only
-    return writer, Line(source, options.run, outbox, suffix_only=suffix_only, buffer=options.buffer)
+    of_bus = writes.capabilities
+    return writer, Line(
+        source, options.run, outbox, suffix_only=of_bus.suffix_only, buffer=options.buffer, shows_last=of_bus.shows_last
+    )
 
 
 async def _would_begin(model: Model, kind: str, where: Windows, reads: Bus, options: EngineOptions) -> Beginning:

@@ -17,7 +17,9 @@ Whoever may write there can say anything. So a value that no member can mean mov
     the setup of another group            if its member beats on, where nobody of     the beat is passed over
                                           our group leads, or we do and its nonce
                                           is lower
-    the settled of a beat on the line     up to the last block that came              it proves nothing beyond
+    the settled of a beat on the line     up to the last block that came; where the   it proves nothing beyond
+                                          bus shows its last message, and no block
+                                          came: always
     the time of an engine                 up to a minute after our own, or after      it is passed over
                                           the wall clock, of a member that beats on
     that all are to stop, the step chain  of a member that beats on                   it is passed over

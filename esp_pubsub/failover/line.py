@@ -66,14 +66,19 @@ class Position(NamedTuple):
 class Line:
     """What a member knows of one line. `agreed`: the highest id at which the bus is known to have our very block."""
 
-    def __init__(self, source: int, run: int, outbox: Outbox, *, suffix_only: bool, buffer: int) -> None:
-        """`buffer`: how many ids back chains are kept, of its own blocks and of those on the bus."""
+    def __init__(
+        self, source: int, run: int, outbox: Outbox, *, suffix_only: bool, buffer: int, shows_last: bool = False
+    ) -> None:
+        """`buffer`: how many ids back chains are kept, of its own blocks and of those on the bus. `shows_last`: as of
+        the bus.
+        """
         self.source = source
         self.run = run
         self.outbox = outbox
         self.agreed = 0
         self._suffix_only = suffix_only
         self._buffer = buffer
+        self._shows_last = shows_last
         self._passed = Chains(buffer + 1)  # of our own blocks, those that are in the outbox no more
         self._known_to = 0  # neither m nor a chain of the bus is beyond
         self._seen = Chains(buffer if suffix_only else buffer + WINDOW_FRAMES)  # it is read so far beyond m
@@ -260,7 +265,8 @@ class Line:
                     self._compare(outcome.id, ours, outcome.chain)
                 self._advance(outcome.id if self._suffix_only else min(outcome.settled, outcome.id))
             elif isinstance(outcome, Dropped) and outcome.why == "beat":
-                self._advance(min(outcome.frame.settled, self._seen.last))
+                is_last = self._shows_last and not self._seen.last  # then no block is to be had that shows it
+                self._advance(frame.settled if is_last else min(frame.settled, self._seen.last))
 
     def heard(self, run: int, settled: int, chain: int | None, *, beats_on: bool = True) -> bool:
         """A beat on the control topic: `settled`, and the chain of that block if its sender still knew it. False if

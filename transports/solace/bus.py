@@ -66,6 +66,7 @@ class SolaceBus:
         self.capabilities = Capabilities(
             suffix_only=False, replay=False, retained=retained, groups=self.options.buspersistence, incarnation=False,
             requests=True, catalog=False, max_message_bytes=self.options.maxmessage, elections=("flow",),
+            shows_last=self.options.buspersistence,
         )  # fmt: skip
 
     async def link(self) -> tuple[Link, Inbox]:
