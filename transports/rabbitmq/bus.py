@@ -159,8 +159,18 @@ class RabbitBus:
     async def feed(self, topic: str, start: Start, group: str | None) -> RabbitFeed | StreamFeed | StreamGroupFeed:
         """See `Bus.feed`. Queues keep nothing that was done, so a start is where a queue begins: now."""
         self._check(topic)
+        feed = await self._open_feed(topic, start, group)
         if group is not None and self.capabilities.groups:
-            await self._note(topic, group)
+            try:
+                await self._note(topic, group)  # after: what is published meanwhile must not be missed for that
+            except BaseException:
+                await feed.aclose()
+                raise
+        return feed
+
+    async def _open_feed(
+        self, topic: str, start: Start, group: str | None
+    ) -> RabbitFeed | StreamFeed | StreamGroupFeed:
         if self._streams is not None and group is None:
             return await self._streams.feed(topic, start)
         if self._streams is not None and group is not None:

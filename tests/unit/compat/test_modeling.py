@@ -90,7 +90,7 @@ FAILURES: dict[str, tuple[Any, Any]] = {
     "no key": (lambda s: m.SchemaCreate("w", "id:int64"), None),
     "an event of no schema": (lambda s: m.EventCreate2(None, "i,n,1", None), None),
     "a wrong value": (lambda s: m.EventCreate2(s, "i,n,x,a,,,,", None), None),
-    "a wrong opcode": (lambda s: m.EventCreate2(s, ",n,1,a,,,,", None), None),
+    "a wrong opcode": (lambda s: m.EventCreate2(s, "-,n,1,a,,,,", None), None),
     "too few fields": (lambda s: m.EventCreate2(s, "i,n,1", None), None),
     "no line": (lambda s: m.EventCreate2(s, "", None), None),
     "two lines": (lambda s: m.EventCreate2(s, "i,n,1,a,,,,\ni,n,2,a,,,,", None), None),

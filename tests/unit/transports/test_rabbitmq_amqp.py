@@ -262,7 +262,7 @@ async def test_a_quorum_queue_that_an_older_broker_made_is_read_with_the_limit_i
         double.version = "4.0.5"
         double.on["Queue.Declare"] = declares
         await bus.feed(TOPIC, "latest", "g")
-        assert [arguments.get("x-delivery-limit") for arguments in declared] == [-1, None]
+        assert [arguments.get("x-delivery-limit") for arguments in declared[:2]] == [-1, None]
         assert "policy with delivery-limit" in caplog.text
 
 
