@@ -129,6 +129,26 @@ def test_a_member_that_comes_when_nobody_kept_the_time_reports_how_long(
     in_a_world(scene)
 
 
+def test_an_engine_that_starts_hands_over_ends_and_starts_again_logs_nothing_above_info(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene(world: World) -> None:
+        source = await (await world.client("C")).publisher(INPUT, SCHEMA)
+        for round in (1, 2):
+            a, b = await member(await world.client(f"A{round}")), await member(await world.client(f"B{round}"))
+            await source.inject([(round,)])
+            await asyncio.gather(steps(a, 2 * round), steps(b, 2 * round))
+            first, other = (a, b) if a.stats.role == "active" else (b, a)
+            await first.hand_over()
+            await until(lambda other=other: other.stats.role == "active")
+            await first.aclose()
+            await other.aclose()
+            await asyncio.sleep(60)
+
+    in_a_world(scene)
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == []
+
+
 async def with_an_order_pipe(world: World) -> tuple[esp.Engine, esp.Publisher, SimPipe]:
     """An engine that has taken a block, a publisher of its input, and the pipe through which it writes its order."""
     source = await (await world.client("C")).publisher(INPUT, SCHEMA)
