@@ -1,4 +1,4 @@
-"""Whether a client is well: its bus, its publishers, its readers."""
+"""Whether a client is well: its bus, its publishers, its readers, its engines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .bus import Bus
+from .engine.engine import Engine
 from .errors import BusError
 from .publisher import Publisher
 from .subscriber import Subscriber
@@ -40,21 +41,35 @@ class ReaderHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """One member of an engine."""
+
+    url: str
+    role: str
+    hindered: bool
+    """It cannot read an input, or the order."""
+    failure: str
+    """What ended it; empty while it is at work."""
+
+
+@dataclass(frozen=True, slots=True)
 class Health:
-    """A client at one moment. True if the bus answers and no publisher has failed."""
+    """A client at one moment. True if the bus answers, nothing that is open has failed, and no engine is hindered."""
 
     bus: str
     """What is wrong with the bus; empty if it answers."""
     publishers: tuple[PublisherHealth, ...]
     readers: tuple[ReaderHealth, ...]
+    engines: tuple[EngineHealth, ...]
 
     def __bool__(self) -> bool:
-        return not self.bus and self.alive
+        return not self.bus and self.alive and not any(engine.hindered for engine in self.engines)
 
     @property
     def alive(self) -> bool:
-        """No publisher has failed for good, which only a restart mends. A bus that is away is no reason for one."""
-        return not any(publisher.failure for publisher in self.publishers)
+        """No publisher and no engine has failed for good, which only a restart mends. A bus that is away needs none."""
+        failures = [each.failure for each in self.publishers] + [each.failure for each in self.engines]
+        return not any(failures)
 
     @property
     def flushed(self) -> bool:
@@ -73,6 +88,7 @@ async def health(bus: Bus, opened: Iterable[object], timeout: float) -> Health:
         await _trouble(bus, timeout),
         tuple(_publisher(each) for each in opened if isinstance(each, Publisher)),
         tuple(_reader(each) for each in opened if isinstance(each, Subscriber)),
+        tuple(_engine(each) for each in opened if isinstance(each, Engine)),
     )
 
 
@@ -90,9 +106,18 @@ async def _trouble(bus: Bus, timeout: float) -> str:
 
 
 def _publisher(publisher: Publisher) -> PublisherHealth:
-    stats, failure = publisher.stats, publisher.failure
-    shown = "" if failure is None else f"{type(failure).__name__}: {failure}"
-    return PublisherHealth(publisher.topic, stats.role, stats.given - min(stats.given, stats.acked), shown)
+    stats = publisher.stats
+    waiting = stats.given - min(stats.given, stats.acked)
+    return PublisherHealth(publisher.topic, stats.role, waiting, _shown(publisher.failure))
+
+
+def _engine(engine: Engine) -> EngineHealth:
+    stats = engine.stats
+    return EngineHealth(str(engine.address), stats.role, stats.hindered, _shown(engine.failure))
+
+
+def _shown(failure: Exception | None) -> str:
+    return "" if failure is None else f"{type(failure).__name__}: {failure}"
 
 
 def _reader(subscriber: Subscriber) -> ReaderHealth:

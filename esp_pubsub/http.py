@@ -73,8 +73,8 @@ async def serve(
 def probes(client: Client) -> list[web.RouteDef]:
     """What `client.health()` says, as JSON, where Kubernetes and the like look for it.
 
-    GET /alive: status 503 once a publisher has failed for good; restart the process. GET /ready: status 503 also while
-    the bus does not answer.
+    GET /alive: status 503 once a publisher or an engine has failed for good; restart the process. GET /ready: status
+    503 also while the bus does not answer, or an engine cannot read its input.
     """
 
     async def alive(_: web.Request) -> web.Response:

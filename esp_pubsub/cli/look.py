@@ -188,6 +188,10 @@ async def _topic(client: Client, address: Address, side: Side | None, known: Seq
 async def groups(url: str | None, bus: str, config: str | None, keys: Mapping[str, Any]) -> None:
     """One line for each group of a window, or of every window."""
     async with init(bus, config=config, **keys) as client:
+        if url is None and not client.bus.capabilities.catalog:
+            raise NotOffered(
+                "this bus cannot list its topics: name a window, as in esp groups URL", capability="catalog"
+            )
         if url is None:
             topics = [name for name in await client.catalog().topics() if name.endswith(("/I", "/O"))]
         else:

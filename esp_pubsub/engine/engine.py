@@ -413,6 +413,11 @@ class Engine:
         return getattr(step, "__self__", step)
 
     @property
+    def failure(self) -> Exception | None:
+        """What ended this member for good; None while it is at work."""
+        return self._failure
+
+    @property
     def stats(self) -> EngineStats:
         """How far this member is, and what it is in its group."""
         membership = self._group.membership

@@ -57,6 +57,24 @@ async def test_a_bus_that_does_not_answer_is_named_in_time(bench: Bench, how: st
     assert await bench.client.health()
 
 
+@esp.model(inputs={"In": "id*:int64"}, outputs={"Out": "id*:int64"})
+def fails_on_zero(window: str, block: esp.Block, out: esp.Out) -> None:
+    out.emit("Out", [(1 // block.rows()[0][0],)])
+
+
+async def test_an_engine_that_failed_for_good_is_named(bench: Bench) -> None:
+    url = "dfESP://test:5555/model/query"
+    engine = await bench.client.engine(fails_on_zero, url)
+    health = await bench.client.health()
+    assert health and [(each.url, each.hindered, each.failure) for each in health.engines] == [(url, False, "")]
+    async with bench.client.publisher(f"{url}/In", "id*:int64") as pub:
+        await pub.inject([(0,)])
+        with pytest.raises(esp.StepFailed):
+            await engine.wait()
+    health = await bench.client.health()
+    assert not health.alive and health.engines[0].failure.startswith("StepFailed: ")
+
+
 async def probed(bench: Bench) -> dict[str, tuple[int, Any]]:
     """What the probes of a client answer."""
     found = {}
