@@ -225,7 +225,7 @@ class KafkaFeed:
                     return self._take(max_messages, max_bytes)
                 await self._look()
                 if not self._ahead:
-                    await self._fetch(max_messages)
+                    await self._fetch(max_messages, max_bytes)
         finally:
             self._asked_at = self._now()
 
@@ -251,13 +251,15 @@ class KafkaFeed:
             self.place = Place(last.position + 1, self.place.incarnation)
         return taken
 
-    async def _getmany(self, at: TopicPartition, wait: float, most: int | None = None) -> Mapping[Any, Any]:
+    async def _getmany(
+        self, at: TopicPartition, wait: float, messages: int | None = None, size: int = 1
+    ) -> Mapping[Any, Any]:
         """What the client has by then. Nothing while the group is shared out: it would wait for the end of that."""
-        with words(f"reading {self._at.topic}"), bounded():
+        with words(f"reading {self._at.topic}"), bounded(size):
             try:
                 async with asyncio.timeout(wait + _WAIT):
                     found: Mapping[Any, Any] = await self._consumer.getmany(
-                        at, timeout_ms=round(wait * 1000), max_records=most
+                        at, timeout_ms=round(wait * 1000), max_records=messages
                     )
                     return found
             except BaseException as error:
@@ -269,10 +271,10 @@ class KafkaFeed:
                     return {}
                 raise
 
-    async def _fetch(self, max_messages: int) -> None:
+    async def _fetch(self, max_messages: int, max_bytes: int) -> None:
         silent = self._silent()
         try:
-            found = await self._getmany(self._at, 0.0 if silent else _WAIT, max_messages)
+            found = await self._getmany(self._at, 0.0 if silent else _WAIT, max_messages, max_bytes)
         except BusUnavailable as error:
             if isinstance(error.__cause__, OffsetOutOfRangeError):
                 await self._out_of_range()

@@ -1,9 +1,10 @@
-"""A bound on what a compressed batch may become, which the client does not have.
+"""Bounds on what a compressed batch, and all that are read at once, may become, which the client does not have.
 
 A few kilobytes can unpack to gigabytes, and whoever may write to a topic could so end every reader. So the client's
 decoders are replaced by ones that stop at LIMIT, and its loop over batches by one that passes over a batch that cannot
 be unpacked, or read (a header's name that is no UTF-8): in its place stands one message that says so, which no reader
-takes for a frame. Both change nothing for other users of the client in this process: they count only inside `bounded`.
+takes for a frame. What the client fetched is taken from it only up to `most` bytes at a time: the rest stays packed.
+All this changes nothing for other users of the client in this process: it counts only inside `bounded`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib import import_module
+from itertools import islice
 from typing import Any
 
 import aiokafka.consumer.fetcher
@@ -21,7 +23,7 @@ from aiokafka import ConsumerRecord
 from aiokafka.errors import CorruptRecordException
 
 LIMIT = 64 << 20
-_bounded = ContextVar("bounded", default=False)
+_bounded: ContextVar[int | None] = ContextVar("bounded", default=None)
 _RECORDS = ("_crecords.default_records", "_crecords.legacy_records", "default_records", "legacy_records")
 
 
@@ -30,9 +32,9 @@ class _Unpackable(Exception):
 
 
 @contextmanager
-def bounded() -> Iterator[None]:
-    """Fetch within the bound."""
-    token = _bounded.set(True)
+def bounded(most: int) -> Iterator[None]:
+    """Read within the bounds: batches up to `most` bytes, and at least one."""
+    token = _bounded.set(most)
     try:
         yield
     finally:
@@ -84,7 +86,7 @@ def _snappy_block(packed: bytes) -> bytes:
 
 def _guarded(original: Callable[[Any], bytes], ours: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     def decode(data: Any) -> bytes:
-        if not _bounded.get():
+        if _bounded.get() is None:
             return original(data)
         try:
             return ours(data)
@@ -119,13 +121,35 @@ class _Records(aiokafka.consumer.fetcher.PartitionRecords):
             except CorruptRecordException:  # a sum that is wrong: it is fetched again
                 raise
             except Exception as error:  # a stranger's records may break the client's decoder in many ways
-                if not _bounded.get() or self._records.last is None:
+                if _bounded.get() is None or self._records.last is None:
                     raise
                 self.next_fetch_offset = self._records.last.next_offset
                 text = f"{self._tp.topic}: a batch that cannot be unpacked: {error}".encode()
                 yield ConsumerRecord(*self._tp, self.next_fetch_offset - 1, 0, 0, None, text, None, -1, len(text), ())
             else:
                 return
+
+
+class _Result(aiokafka.consumer.fetcher.FetchResult):
+    _partition_records: Any
+
+    def getall(self, max_records: int | None = None) -> list[Any]:
+        """As the client's own, with one bound more."""
+        most = _bounded.get()
+        if most is None:
+            return super().getall(max_records)  # type: ignore[no-any-return]
+        if not self.check_assignment(self._topic_partition) or not self.has_more():
+            return []
+        found: list[Any] = []
+        for record in self._partition_records if max_records is None else islice(self._partition_records, max_records):
+            found.append(record)
+            most -= record.serialized_value_size
+            if most <= 0:
+                break
+        self._update_position()
+        if most > 0 and len(found) != max_records:
+            self._partition_records = None
+        return found
 
 
 def _install() -> None:
@@ -144,6 +168,7 @@ def _install() -> None:
             if hasattr(module, decoder):
                 setattr(module, decoder, _guarded(getattr(module, decoder), decode))
     aiokafka.consumer.fetcher.PartitionRecords = _Records
+    aiokafka.consumer.fetcher.FetchResult = _Result
 
 
 _install()

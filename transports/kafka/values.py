@@ -27,6 +27,9 @@ CONFIGS = {
 }
 
 
+_READ = 4 << 20  # bytes that are unpacked at once
+
+
 class Values:
     """The values of one cluster."""
 
@@ -123,7 +126,7 @@ class Values:
 
     async def _follow(self, consumer: AIOKafkaConsumer, end: int) -> None:
         deadline = asyncio.get_running_loop().time() + self._link.timeout
-        with words("reading retained values"), bounded():
+        with words("reading retained values"), bounded(_READ):
             while await self._position(consumer) < end:
                 found = await consumer.getmany(self._at, timeout_ms=200)
                 self._take(found.get(self._at, ()))

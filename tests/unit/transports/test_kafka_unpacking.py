@@ -38,7 +38,7 @@ def batch(base: int, *records: bytes) -> bytes:
 def read(data: bytes) -> list[tuple[int, bytes]]:
     at = TopicPartition("t", 0)
     more: Any = (None, 0, None, None, True, "read_uncommitted")
-    with unpacking.bounded():
+    with unpacking.bounded(1 << 20):
         return [(found.offset, found.value) for found in unpacking._Records(at, MemoryRecords(data), *more)]
 
 
