@@ -32,6 +32,9 @@ class Bus:
     may_miss: Set[str] = frozenset()
     """Faults that take from a reader without a group what nobody keeps for it."""
 
+    may_lose: Set[str] = frozenset()
+    """Faults that take from the bus itself what it had confirmed. No engine goes on without its input."""
+
     def __init__(self, zookeeper: ZooKeeper | None) -> None:
         """`zookeeper`: where members elect their leader; on the bus itself if there is none."""
         self.zookeeper = zookeeper

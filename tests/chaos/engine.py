@@ -230,7 +230,8 @@ ENGINE_FAULTS: dict[str, Fault] = {
 def faults_of(bus: Bus) -> dict[str, Fault]:
     """What an engine can suffer on this bus."""
     found = bus.faults | ENGINE_FAULTS | bus.engine_faults
-    return {name: fault for name, fault in found.items() if not (bus.queues and name in WITHOUT_LOG)}
+    never = {*bus.may_lose, *(WITHOUT_LOG if bus.queues else ())}
+    return {name: fault for name, fault in found.items() if name not in never}
 
 
 async def play(bus: Bus, fault: str, seed: int, members: int, seconds: float = SECONDS, shape: str = "") -> Report:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from typing import TYPE_CHECKING
 
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from esp_pubsub.address import kafka_topic
 from tests.support.kafka import Kafka, KafkaCluster, KafkaServer
@@ -99,6 +100,35 @@ async def broker_kill(run: Run) -> None:
     await asyncio.to_thread(broker.restart)
 
 
+async def topic_anew(run: Run) -> None:
+    """The topic is deleted: once somebody makes it again at once, and once members do."""
+    topic = kafka_topic(run.topic)
+    admin = AIOKafkaAdminClient(bootstrap_servers=run.bus.broker.bootstrap)
+    await admin.start()
+    try:
+        for low, high in ((0.1, 0.3), (0.5, 0.7)):
+            await run.moment(low, high)
+            run.harmed("topic-anew")
+            await admin.delete_topics([topic])
+            while low < 0.5 and (await admin.create_topics([NewTopic(topic, 1, 1)])).topic_errors[0][1]:
+                await run.pause(0.0, 0.02)  # until the old one is gone
+    finally:
+        await admin.close()
+
+
+async def cut_tail(run: Run) -> None:
+    """The broker is killed, and comes back without the last messages of the topic."""
+    await run.moment(0.1, 0.5)
+    run.harmed("cut-tail")
+    broker = _bus(run).broker
+    broker.kill()
+    (log,) = (broker.nodes[0].directory / "data" / f"{kafka_topic(run.topic)}-0").glob("*.log")
+    for index in log.parent.glob("*index"):
+        index.unlink()
+    os.truncate(log, int(log.stat().st_size * run.dice.uniform(0.5, 1.0)))
+    await asyncio.to_thread(broker.restart)
+
+
 async def leader_broker_kill(run: Run) -> None:
     """Of three brokers, the one that leads the topic's partition is killed, and started again."""
     cluster = _bus(run).cluster
@@ -123,6 +153,7 @@ async def leader_broker_kill(run: Run) -> None:
 
 LINK_FAULTS: dict[str, Fault] = {"link-hole": link_hole, "link-reset": link_reset, "link-half-open": link_half_open}
 BROKER_FAULTS: dict[str, Fault] = {"broker-freeze": broker_freeze, "broker-kill": broker_kill}
+LOSSES: dict[str, Fault] = {"topic-anew": topic_anew, "cut-tail": cut_tail}
 CLUSTER_FAULTS: dict[str, Fault] = {"leader-broker-kill": leader_broker_kill}
 
 
@@ -135,12 +166,13 @@ class KafkaBus(Bus):
 
     name = "kafka"
     progress = 16.0
+    may_lose = frozenset(LOSSES)
 
     def __init__(self, zookeeper: ZooKeeper | None, broker: Kafka) -> None:
         super().__init__(zookeeper)
         self.broker = broker
         self.cluster: KafkaCluster | None = None
-        self.faults |= BROKER_FAULTS | CLUSTER_FAULTS
+        self.faults |= BROKER_FAULTS | LOSSES | CLUSTER_FAULTS
         if isinstance(broker, KafkaWithWays):
             self.faults |= LINK_FAULTS
 

@@ -365,11 +365,12 @@ class Run:
         return found
 
     def _judge_missed(self, records: list[Record]) -> None:
-        """Nothing may be missed, but by readers for whom nobody keeps anything, when their link is gone."""
+        """Nothing may be missed, but what the bus lost, or what nobody keeps for a reader whose link is gone."""
+        fault, bus = self.report.fault, self.bus
         may = {
             name
             for reader in self.readers
-            if not reader.job.group and self.report.fault in self.bus.may_miss
+            if fault in bus.may_lose or (fault in bus.may_miss and not reader.job.group)
             for name in self.names(reader)
         }
         for record in records:
