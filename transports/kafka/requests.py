@@ -46,6 +46,7 @@ _ABANDONED = 3600.0  # seconds after the last answer
 _LOOKED_AT = 20  # of the topics that others may have left behind
 _OPEN = 16  # topics for answers for which a server has a producer
 _WAIT = 1.0
+_READ = 1 << 20  # bytes that a read unpacks to, or one batch
 _LOOK_EVERY = 0.1
 _BY_BROKER = 1  # the client's number for a stamp of the broker's
 _DIGITS = 12
@@ -178,7 +179,7 @@ class _Answers:
     async def _read(self) -> None:
         try:
             while True:
-                with words(f"reading {self._at.topic}"), bounded():
+                with words(f"reading {self._at.topic}"), bounded(_READ):
                     found = await self._consumer.getmany(self._at, timeout_ms=round(_WAIT * 1000))
                 for record in found.get(self._at, ()):
                     self._hear(dict(record.headers).get(_NUMBER, b""), record.value or b"")
@@ -255,7 +256,7 @@ class Server(ConsumerRebalanceListener):
 
     async def _serve(self) -> None:
         while self._trouble is None:
-            with words(f"serving {self._at.topic}"), bounded():
+            with words(f"serving {self._at.topic}"), bounded(_READ):
                 found = await self._consumer.getmany(timeout_ms=round(_WAIT * 1000), max_records=1)
             losses = self._losses
             for record in found.get(self._at, ()):

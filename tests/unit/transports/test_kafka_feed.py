@@ -22,6 +22,10 @@ AT = TopicPartition("t", 0)
 ANSWERED = "t: fetches were not answered"
 
 
+def record(offset: int) -> Any:
+    return SimpleNamespace(key=None, offset=offset, timestamp=offset, value=b"x")
+
+
 class Consumer:
     """What a feed asks of its client. `answered`: whether the broker answers fetches."""
 
@@ -48,11 +52,7 @@ class Consumer:
         if not self.records and timeout_ms:
             await asyncio.sleep(timeout_ms / 1000)
         found, self.records = self.records, []
-        return (
-            {at: [SimpleNamespace(key=None, offset=each, timestamp=each, value=b"x") for each in found]}
-            if found
-            else {}
-        )
+        return {at: [record(each) for each in found]} if found else {}
 
 
 class Bus:
@@ -212,6 +212,64 @@ def test_a_log_that_lost_its_end_is_read_on_from_there() -> None:
         [broken] = await ours.read(10, 100)
         assert broken == Break("the topic lost what it had from 80 to 90", None, cut=80)
         assert (consumer.place, ours.place) == (80, (80, incarnation(b"A", -1)))
+
+    on_a_virtual_clock(scene)
+
+
+class Log(Consumer):
+    """Messages 90 to 119 of a topic, of which the client is unsure again with each fetch."""
+
+    unsure: Callable[[], None]
+
+    async def getmany(self, at: TopicPartition, *, timeout_ms: int, max_records: int | None) -> Any:
+        await asyncio.sleep(0.01)
+        self.unsure()
+        assert self.place is not None
+        found = [record(each) for each in range(self.place, 120)][:max_records]
+        self.place += len(found)
+        return {at: found} if found else {}
+
+
+def test_a_client_that_is_unsure_of_its_topics_all_the_time_hinders_no_reader() -> None:
+    async def scene() -> None:
+        consumer = Log()
+        ours = feed(Bus(b"A"), consumer)
+        consumer.unsure, consumer.place = ours._be_unsure, 90
+        read: list[int] = []
+        async with asyncio.timeout(10):
+            while len(read) < 30:
+                read += [message.position for message in await ours.read(4, 100)]  # type: ignore[union-attr]
+        assert read == [*range(90, 120)]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await ours.read(4, 100)
+        await ours.aclose()
+
+    on_a_virtual_clock(scene)
+
+
+def test_a_log_that_lost_its_end_and_has_grown_again_is_read_from_where_it_has_grown() -> None:
+    async def scene() -> None:
+        async def position_at(at: TopicPartition, micros: int) -> int:
+            assert micros == (95 + 1) * 1_000, "younger than what was read last"
+            return 93
+
+        consumer = Log()
+        ours = feed(Bus(b"A"), consumer)
+        ours._link.position_at = position_at  # type: ignore[method-assign]
+        consumer.unsure, consumer.place = lambda: None, 90
+        await ours.read(6, 100)
+        consumer.unsure = ours._be_unsure
+        await ours.aclose()
+        again = KafkaFeed(ours._bus, "n", AT, 96, b"A", None, NOW)
+        again._consumer = consumer  # type: ignore[assignment]
+        ours._bus.seen[b"A", 96] = Seen(95, 95, b"another")
+        await again._begin(None)
+        assert consumer.place == 95
+        again._answered_at = again._asked_at = again._looked_at = again._now()
+        [broken] = await again.read(10, 100)
+        assert broken == Break("the topic lost what it had from 93 to 96", None, cut=93)
+        assert (consumer.place, again.place) == (93, (93, NOW))
 
     on_a_virtual_clock(scene)
 
