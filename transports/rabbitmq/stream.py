@@ -174,7 +174,7 @@ class Streams:
     async def bounds_by(self, link: Link, stream: str, *, make: bool = False) -> Bounds:
         """The same by a connection that is there."""
         base = await self.base(link, stream, make=make)
-        first, last = await chunk_at(link, stream, _FIRST), await chunk_at(link, stream, _LAST)
+        first, last = await link.peek(stream, *(struct.pack(">H", where) for where in (_FIRST, _LAST)))
         if first is None or last is None:
             return Bounds(base, base, base)
         return Bounds(base + first.first, base + last.first + last.records, base)
@@ -225,14 +225,6 @@ class Streams:
         """See `Bus.aclose`."""
         self._closed = True
         await asyncio.gather(*(opened.aclose() for opened in self._open))
-
-
-async def chunk_at(link: Link, stream: str, where: int) -> Chunk | None:
-    """The first or the last chunk of a stream, None if there is none."""
-    found: list[Chunk] = []
-    number = await link.subscribe(stream, struct.pack(">H", where), 1, lambda content: found.append(chunk(content)))
-    await link.unsubscribe(number)
-    return found[-1] if found else None
 
 
 class StreamPipe:

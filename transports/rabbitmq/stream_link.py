@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
@@ -24,7 +25,7 @@ from .refusals import stream_trouble
 
 LARGEST_FRAME = 64 << 20
 _ROOM = 1 << 16  # bytes received at once, where no larger frame is on its way
-_MANNERS = 1.0  # seconds that a broker has to answer a farewell
+_MANNERS = 1.0  # seconds that a broker has to take a farewell
 _ANSWER = 0x8000
 _head = struct.Struct(">IHH")
 _chunk = struct.Struct(">BBBHIqQQIIII")
@@ -93,6 +94,9 @@ class Chunk(NamedTuple):
 def chunk(content: memoryview) -> Chunk:
     """The header of what DELIVER carries."""
     return Chunk._make(_chunk.unpack_from(content))
+
+
+Deliver = Callable[[memoryview], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,19 +218,26 @@ class Link(asyncio.BufferedProtocol):
 
     async def ask(self, key: int, content: bytes) -> tuple[int, memoryview]:
         """Send a command; the code of the answer, and what comes behind it."""
+        return (await self._ask_all((key, content)))[0]
+
+    async def _ask_all(self, *commands: tuple[int, bytes]) -> list[tuple[int, memoryview]]:
+        """Send commands without a pause; of each what `ask` returns. The broker carries them out one by one."""
         if self.error is not None:
             raise self.error
-        self._asked = number = self._asked + 1
-        answer = self._answers[number] = self._loop.create_future()
-        self.send(key, number.to_bytes(4, "big"), content)
+        answers: dict[int, asyncio.Future[memoryview]] = {}
+        for key, content in commands:
+            self._asked += 1
+            answers[self._asked] = self._answers[self._asked] = self._loop.create_future()
+            self.send(key, self._asked.to_bytes(4, "big"), content)
         try:
             async with asyncio.timeout(self.timeout):
-                found = await answer
+                found = [await answer for answer in answers.values()]
         except TimeoutError:
             raise self._silence() from None
         finally:
-            self._answers.pop(number, None)
-        return int.from_bytes(found[:2], "big"), found[2:]
+            for number in answers:
+                self._answers.pop(number, None)
+        return [(int.from_bytes(each[:2], "big"), each[2:]) for each in found]
 
     def _silence(self) -> BusUnavailable:
         error = BusUnavailable(f"the broker did not answer within {self.timeout} s")
@@ -240,14 +251,9 @@ class Link(asyncio.BufferedProtocol):
             raise stream_trouble(what, code)
         return rest
 
-    async def subscribe(self, stream: str, where: bytes, credit: int, deliver: Callable[[memoryview], None]) -> int:
+    async def subscribe(self, stream: str, where: bytes, credit: int, deliver: Deliver) -> int:
         """Read a stream from somewhere; the number of the subscription. `deliver` gets each chunk."""
-        while True:  # not one that was used a moment ago: what was sent for that may be on its way
-            self._subscribed = number = (self._subscribed + 1) % 256
-            if number not in self._readers:
-                break
-        self._readers[number] = deliver
-        content = bytes([number]) + text(stream) + where + credit.to_bytes(2, "big") + pairs({})
+        number, content = self._reader(stream, where, credit, deliver)
         try:
             await self.demand(f"reading the stream {stream}", Key.SUBSCRIBE, content)
         except BaseException:
@@ -256,12 +262,31 @@ class Link(asyncio.BufferedProtocol):
             raise
         return number
 
-    async def unsubscribe(self, number: int) -> None:
-        """Read it no more. When this returns, what there was has come."""
+    async def peek(self, stream: str, *places: bytes) -> list[Chunk | None]:
+        """The header of the chunk at each of these places of a stream, None where there is none, in one round trip."""
+        found: dict[int, Chunk] = {}
+        readers = [
+            self._reader(stream, where, 1, lambda data: found.update({data[0]: chunk(data)})) for where in places
+        ]
+        commands = [((Key.SUBSCRIBE, content), (Key.UNSUBSCRIBE, bytes([number]))) for number, content in readers]
         try:
-            await self.ask(Key.UNSUBSCRIBE, bytes([number]))
+            answers = await self._ask_all(*chain.from_iterable(commands))
         finally:
-            del self._readers[number]
+            for number, _ in readers:
+                del self._readers[number]
+        for code, _ in answers[::2]:
+            if code != OK:
+                raise stream_trouble(f"reading the stream {stream}", code)
+        return [found.get(number) for number, _ in readers]
+
+    def _reader(self, stream: str, where: bytes, credit: int, deliver: Deliver) -> tuple[int, bytes]:
+        """The number of a new subscription, and what asks for it."""
+        while True:  # not one that was used a moment ago: what was sent for that may be on its way
+            self._subscribed = number = (self._subscribed + 1) % 256
+            if number not in self._readers:
+                break
+        self._readers[number] = deliver
+        return number, bytes([number]) + text(stream) + where + credit.to_bytes(2, "big") + pairs({})
 
     # beginning and end
 
@@ -309,11 +334,14 @@ class Link(asyncio.BufferedProtocol):
         self._lost(error)
 
     async def aclose(self) -> None:
-        """Say farewell, and wait for the other side within a bound; cancelled, it is over all the same."""
+        """Say farewell and hang up when that is sent, within a bound; cancelled, it is over all the same. No answer is
+        awaited, because whoever is to lead next waits for this.
+        """
         if self._transport is None:
             return
         if self.error is None:
             self.send(Key.CLOSE, struct.pack(">IH", 0, OK), text("done"))
+            self._transport.close()
         try:
             async with asyncio.timeout(_MANNERS):
                 await self._over.wait()

@@ -6,7 +6,8 @@ import asyncio
 import gzip
 import struct
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from esp_pubsub.bus import Break, Message
 from esp_pubsub.errors import BusUnavailable
+from esp_pubsub.transports.rabbitmq import stream_link
 from esp_pubsub.transports.rabbitmq.stream import StreamFeed, Streams
 from esp_pubsub.transports.rabbitmq.stream_link import OK, Address, Key, Link, chunk, connect
 from esp_pubsub.transports.rabbitmq.stream_messages import messages_of, publication
@@ -181,6 +183,61 @@ async def test_what_speaks_another_language_is_unavailable(said: bytes, caplog: 
 
     with pytest.raises(BusUnavailable):
         await _connect_to(nonsense)
+
+
+# what is not waited for
+
+
+@asynccontextmanager
+async def linked(serve: Served) -> AsyncIterator[Link]:
+    """A link to a broker that knows who we are."""
+    link = Link(10.0)
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()[:2]
+        await asyncio.get_running_loop().create_connection(lambda: link, host, port)
+        try:
+            yield link
+        finally:
+            await link.aclose()
+
+
+async def frame_from(reader: asyncio.StreamReader) -> bytes:
+    return await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+
+
+async def test_both_ends_of_a_stream_are_asked_for_at_once() -> None:
+    """A round trip to a busy broker takes long, and a takeover waits for this one."""
+
+    async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = [await frame_from(reader) for _ in range(4)]
+        chunks = {
+            ask[8]: delivered(entry_of([b"x"]), first=first) for ask, first in zip(asked[::2], (3, 9), strict=True)
+        }
+        for ask in asked:
+            said = struct.pack(">HH", int.from_bytes(ask[:2], "big") | 0x8000, 1) + ask[4:8] + b"\0\1"
+            if ask[:2] == b"\0\7":
+                said += (4 + len(chunks[ask[8]])).to_bytes(4, "big") + b"\0\x08\0\1" + ask[8:9] + chunks[ask[8]][1:]
+            writer.write(struct.pack(">I", 10) + said)
+        await reader.read()
+        writer.close()
+
+    async with linked(broker) as link, asyncio.timeout(5):
+        found = await link.peek("s", b"first", b"last")
+        assert [each and each.first for each in found] == [3, 9]
+
+
+async def test_closing_does_not_wait_for_a_broker_that_says_no_farewell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_link, "_MANNERS", 60.0)
+    said: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def broker(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said.set_result(await frame_from(reader))
+        await reader.read()
+        writer.close()
+
+    async with linked(broker) as link, asyncio.timeout(5):
+        await link.aclose()
+        assert (await said)[:2] == Key.CLOSE.to_bytes(2, "big")
 
 
 # a chunk that cannot be read
