@@ -31,6 +31,8 @@ class Bus:
     """It has no logs, but where it opens them by itself."""
     may_miss: Set[str] = frozenset()
     """Faults that take from a reader without a group what nobody keeps for it."""
+    groups_may_miss: Set[str] = frozenset()
+    """Those that take it from a group too."""
 
     may_lose: Set[str] = frozenset()
     """Faults that take from the bus itself what it had confirmed. No engine goes on without its input."""

@@ -19,7 +19,7 @@ from .faults import ALONE, Fault
 from .run import SECONDS, Process, Report, Run
 
 RATE = 250.0  # blocks a second of each input
-WITHOUT_LOG = ("new-run",)
+WITHOUT_LOG = ("new-run", "exchange-deleted")
 """Faults that need inputs which can be read again."""
 
 

@@ -73,6 +73,28 @@ async def channel_cut(run: Run) -> None:
         reader.thaw()
 
 
+async def exchange_deleted(run: Run) -> None:
+    """Somebody deletes the exchange, and with it all bindings; publishers make it again."""
+    for low, high in ((0.1, 0.3), (0.5, 0.7)):
+        await run.moment(low, high)
+        run.harmed("exchange-deleted")
+        async with _stranger(run) as channel:
+            await channel.exchange_delete(run.label)
+
+
+async def passing_limit(run: Run) -> None:
+    """All connections are closed, and for a while the virtual host lets nobody in."""
+    await run.moment(0.15, 0.5)
+    run.harmed("passing-limit")
+    broker = _bus(run).broker
+    await asyncio.to_thread(broker.ctl, "set_vhost_limits", '{"max-connections":0}')
+    try:
+        await asyncio.to_thread(broker.ctl, "close_all_connections", "chaos")
+        await run.pause(0.5, 2.0)
+    finally:
+        await asyncio.to_thread(broker.ctl, "clear_vhost_limits")
+
+
 def order_link(name: str) -> str:
     """The name of a process's link to the order."""
     return f"{name}, order"
@@ -114,6 +136,7 @@ async def _stranger(run: Run) -> AsyncIterator[Any]:
         yield await connection.channel()
 
 
+BINDING_FAULTS: dict[str, Fault] = {"exchange-deleted": exchange_deleted}
 QUEUE_FAULTS: dict[str, Fault] = {"reject-publish": reject_publish}
 GROUP_FAULTS: dict[str, Fault] = {"channel-cut": channel_cut}
 ORDER_FAULTS: dict[str, Fault] = {"order-hole": order_hole}
@@ -135,11 +158,12 @@ class RabbitBus(Bus):
         self.broker = broker
         self.mode = mode
         self.election = election
-        self.faults |= LINK_FAULTS | BROKER_FAULTS | {"memory-alarm": memory_alarm}
+        self.faults |= LINK_FAULTS | BROKER_FAULTS | {"memory-alarm": memory_alarm, "passing-limit": passing_limit}
         if mode != "stream":
             self.queues = True
-            self.faults |= QUEUE_FAULTS
-            self.may_miss = {*LINK_FAULTS, "broker-kill"}
+            self.faults |= QUEUE_FAULTS | BINDING_FAULTS
+            self.may_miss = {*LINK_FAULTS, "broker-kill", "passing-limit", *BINDING_FAULTS}
+            self.groups_may_miss = frozenset(BINDING_FAULTS)
         if mode == "persistent":
             self.faults |= GROUP_FAULTS
             self.engine_faults = ORDER_FAULTS

@@ -365,12 +365,12 @@ class Run:
         return found
 
     def _judge_missed(self, records: list[Record]) -> None:
-        """Nothing may be missed, but what the bus lost, or what nobody keeps for a reader whose link is gone."""
+        """Nothing may be missed, but what the bus lost, or what nobody keeps for a reader."""
         fault, bus = self.report.fault, self.bus
         may = {
             name
             for reader in self.readers
-            if fault in bus.may_lose or (fault in bus.may_miss and not reader.job.group)
+            if fault in bus.may_lose or fault in (bus.groups_may_miss if reader.job.group else bus.may_miss)
             for name in self.names(reader)
         }
         for record in records:
