@@ -181,8 +181,7 @@ class RabbitPipe:
         return self._closing is not None and self._closing.done()
 
     async def aclose(self) -> None:
-        """See `Pipe.aclose`."""
+        """See `Pipe.aclose`. The broker's answer is not awaited, because whoever is to lead next waits for this."""
         self.end(BusUnavailable(f"this pipe to {self._key} was closed"))
         if self._closing is None:
             self._closing = self._link.drop(self._channel)
-        await asyncio.shield(self._closing)

@@ -18,6 +18,7 @@ from esp_pubsub.errors import BusError, BusRefused, BusUnavailable
 from esp_pubsub.transports.rabbitmq import Options, open_bus, pipe
 from esp_pubsub.transports.rabbitmq.refusals import trouble
 from esp_pubsub.transports.rabbitmq.stream_group import StreamGroupFeed
+from tests.unit.workbench import until
 
 TOPIC = "host:5555/p/q/w/I"
 SHORT = 0.5  # a timeout, for as long as it is to be over
@@ -275,6 +276,7 @@ async def test_a_channel_is_closed_once_however_long_the_answer_takes() -> None:
         double.on["Channel.Close"] = lambda writer, channel, _: closing.append((writer, channel))
         bus.link.timeout = 2.0  # more than what aiormq waits: a heartbeat
         await writing.aclose()
+        await until(lambda: writing.closed)
         assert double.asked.count("Channel.Close") == before + 1
         ((writer, channel),) = closing
         tell(writer, channel, commands.Channel.CloseOk())
@@ -392,6 +394,20 @@ async def test_closing_a_feed_ends_a_confirm_that_waits_for_the_broker() -> None
             await feed.aclose()
             with pytest.raises(BusUnavailable, match="closed"):
                 await confirming
+
+
+async def test_letting_go_of_a_pipe_waits_for_no_answer() -> None:
+    """On a busy broker it comes late, and a takeover waits for this."""
+    async with opened() as (double, bus):
+        pipe = await bus.pipe(TOPIC)
+        closing: asyncio.Future[Callable[[], None]] = asyncio.get_running_loop().create_future()
+        double.on["Channel.Close"] = lambda writer, number, _: closing.set_result(
+            lambda: tell(writer, number, commands.Channel.CloseOk())
+        )
+        async with asyncio.timeout(5):
+            await pipe.aclose()
+            (await closing)()
+            double.on.clear()
 
 
 # what it says no with
