@@ -67,6 +67,7 @@ _ORPHANED = 1.0  # seconds after which a stream without a base is taken for one 
 _FIRST, _LAST, _OFFSET, _TIMESTAMP = 1, 2, 4, 5
 
 
+_LOOK_EVERY = 5.0  # seconds without a message after which a reader asks whether its place is still there
 _CONTROL = {"max-age": "3600s", "stream-max-segment-size-bytes": "4000000"}  # beats are of use for seconds
 LEAST = 64 << 20  # bytes that a stream keeps, if it is to lose old messages and never the newest
 
@@ -345,6 +346,7 @@ class StreamFeed:
         self._unpacking: tuple[Chunk, Iterator[list[Message]]] | None = None
         self._largest_chunk = READ_AHEAD // 2
         self._credits = 0  # chunks that may come
+        self._looked_at = 0.0
         self._gone = False
         self._subscription = 0
         self._ahead: deque[Message | Break] = deque()
@@ -386,6 +388,7 @@ class StreamFeed:
         self._unpacking = None
         self._credits = 2
         self._gone = False
+        self._looked_at = time.monotonic()
         link.listen(self._hear, self.end)
         try:
             self._subscription = await link.subscribe(self._stream, where, self._credits, self._arrive)
@@ -456,15 +459,24 @@ class StreamFeed:
         return taken
 
     async def _wait(self) -> None:
-        """For something to come; when nothing does, ask whether the broker is still there."""
+        """For something to come; when nothing does, ask whether the broker is still there, and now and then whether
+        our place is: to a reader whose place retention took as it read, a broker may send nothing any more.
+        """
         assert self._link is not None
         self._news.clear()
         try:
             async with asyncio.timeout(self._link.timeout / 2):
                 await self._news.wait()
         except TimeoutError:
-            if not self._news.is_set():
+            if self._news.is_set():
+                return
+            if time.monotonic() < self._looked_at + _LOOK_EVERY:
                 await self._link.ask(Key.QUERY_OFFSET, text(_BASE) + text(self._stream))
+                return
+            first = (await self._streams.bounds_by(self._link, self._stream)).first
+            self._looked_at = time.monotonic()
+            if self._next is not None and first > self._next + 1 and not self._news.is_set():
+                self._gone = True
 
     async def _begin_chunk(self) -> None:
         """Begin to unpack the next chunk, and let others come."""
