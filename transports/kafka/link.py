@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -180,10 +180,14 @@ class Link:
         await asyncio.shield(self._begin_to_stop(client, None))
 
     def _begin_to_stop(self, client: Any, starting: asyncio.Future[None] | None) -> asyncio.Task[None]:
-        stopping = asyncio.create_task(self._stop(client, starting))
-        self._stopping.add(stopping)
-        stopping.add_done_callback(self._stopping.discard)
-        return stopping
+        return self.finish(self._stop(client, starting))
+
+    def finish(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Carry out what ends something, which has a bound, even if the caller goes away. `aclose` waits for it."""
+        finishing = asyncio.create_task(work)
+        self._stopping.add(finishing)
+        finishing.add_done_callback(self._stopping.discard)
+        return finishing
 
     async def _stop(self, client: Any, starting: asyncio.Future[None] | None) -> None:
         try:

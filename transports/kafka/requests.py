@@ -252,7 +252,7 @@ class Server(ConsumerRebalanceListener):
             self._consumer.subscribe([self._at.topic], listener=self)
             await run_until_one_ends(self._serve(), self._commit_meanwhile())
         finally:
-            await asyncio.shield(self._stop())
+            await asyncio.shield(self._link.finish(self._stop()))
 
     async def _serve(self) -> None:
         while self._trouble is None:
