@@ -186,7 +186,7 @@ class _Answers:
         except BusError as error:
             self.ended = True
             self._hear(None, error)
-            await self._stop()
+            await asyncio.shield(self._link.finish(self._stop()))
 
     async def is_there(self) -> bool:
         """Whether the topic is: who was idle for an hour may have lost it."""
@@ -202,7 +202,7 @@ class _Answers:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
-        await self._stop()
+        await asyncio.shield(self._link.finish(self._stop()))
         with suppress(BusError):
             await self._link.remove(self._at.topic)
 
