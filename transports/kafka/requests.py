@@ -6,11 +6,12 @@ A request whose server died is given to the next one. What was asked longer ago 
 long ago that is, is measured by the broker's clock alone: a server writes a greeting when the topic becomes its own,
 and the broker stamps it as it stamps requests.
 
-The first request of a client makes its topic for answers, and `aclose` removes it. Those of clients that were killed
-are removed by others, an hour after the last answer, each time that one makes its own. A client whose topic was removed
-makes another one. Servers write answers to topics of this name only, so nobody can have them write elsewhere; and each
-has a producer of its own for such a topic, because a producer asks for all its topics again and again, by which a
-broker would make one that was removed.
+The first request of a client makes its topic for answers, and `aclose` removes it. Its name has the hour in which it
+was made: a client that is open for half a day makes another one, and whoever makes one removes a few that are a day
+old, which killed clients have left behind. A client whose topic is gone all the same makes another one. Servers write
+answers to topics of this name only, so nobody can have them write elsewhere; and each has a producer of its own for
+such a topic, because a producer asks for all its topics again and again, by which a broker would make one that was
+removed.
 
 The headers are those of Spring's ReplyingKafkaTemplate, and `timeout`, in milliseconds.
 """
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 REPLIES = "esp-pubsub.replies."
 _REPLY, _NUMBER, _TIMEOUT = "kafka_replyTopic", "kafka_correlationId", "timeout"
 _GREETING = ("server", b"")
-_ABANDONED = 3600.0  # seconds after the last answer
-_LOOKED_AT = 20  # of the topics that others may have left behind
+_REPLACED, _ABANDONED = 12, 24  # hours after a topic for answers was made
+_REMOVED = 20  # at once
 _OPEN = 16  # topics for answers for which a server has a producer
 _WAIT = 1.0
 _READ = 1 << 20  # bytes that a read unpacks to, or one batch
@@ -103,7 +104,10 @@ class Asker:
         """The topic for our answers. Who waits for it may give up; it is opened all the same."""
         if self._closed:
             raise BusUnavailable("this bus was closed")
-        if self._answers is None or (self._answers.done() and not _is_of_use(self._answers)):
+        if (ended := self._ended_or_old()) is not None:
+            self._answers = None
+            await ended.aclose()
+        if self._answers is None:
             self._answers = asyncio.create_task(_Answers.open(self._bus, self._hear))
         answers, doubted = await asyncio.shield(self._answers), self._doubted
         self._doubted = False
@@ -111,6 +115,16 @@ class Asker:
             await answers.aclose()
             return await self._open()
         return answers
+
+    def _ended_or_old(self) -> _Answers | None:
+        if self._answers is None or not self._answers.done():
+            return None
+        if self._answers.cancelled() or self._answers.exception() is not None:
+            self._answers = None
+            return None
+        found = self._answers.result()
+        is_old = found.made_at <= _hour() - _REPLACED and len(self._waiting) == 1  # nobody else waits for an answer
+        return found if found.ended or is_old else None
 
     def _hear(self, number: bytes | None, answer: bytes | BusError) -> None:
         """An answer to a request; an error is one to all."""
@@ -128,12 +142,12 @@ class Asker:
         opened, self._answers = self._answers, None
         if opened is not None:
             await asyncio.wait([opened])  # each step of it has a bound
-            if _is_of_use(opened):
+            if not opened.cancelled() and opened.exception() is None:
                 await opened.result().aclose()
 
 
-def _is_of_use(opened: asyncio.Task[_Answers]) -> bool:
-    return not opened.cancelled() and opened.exception() is None and not opened.result().ended
+def _hour() -> int:
+    return int(time.time()) // 3600
 
 
 class _Answers:
@@ -141,6 +155,7 @@ class _Answers:
 
     def __init__(self, link: Link, topic: str, largest: int, hear: _Hear) -> None:
         self.ended = False
+        self.made_at = _hour()
         self._link = link
         self._at = TopicPartition(topic, 0)
         self._hear = hear
@@ -151,7 +166,7 @@ class _Answers:
     @classmethod
     async def open(cls, bus: KafkaBus, hear: _Hear) -> _Answers:
         """Make a topic for answers, and begin to read it."""
-        topic = REPLIES + secrets.token_hex(8)
+        topic = f"{REPLIES}{_hour()}.{secrets.token_hex(8)}"
         await bus.make_for_requests(topic)
         self = cls(bus.link, topic, bus.capabilities.max_message_bytes, hear)
         async with (
@@ -160,10 +175,8 @@ class _Answers:
         ):
             self._consumer.assign([self._at])
             self._consumer.seek(self._at, 0)
-            await self._send(self._at, b"", [_GREETING])  # else it looks as if it had been left behind
         self._reading = asyncio.create_task(self._read(), name=f"kafka answers {topic}")
-        with suppress(BusError):  # of those who may not, others remove them
-            await _remove_abandoned(bus.link)
+        bus.link.finish(_remove_abandoned(bus.link))  # nobody waits for that
         return self
 
     async def ask(self, at: TopicPartition, data: bytes, number: bytes, timeout: float) -> None:
@@ -189,7 +202,7 @@ class _Answers:
             await asyncio.shield(self._link.finish(self._stop()))
 
     async def is_there(self) -> bool:
-        """Whether the topic is: who was idle for an hour may have lost it."""
+        """Whether the topic is."""
         return not self.ended and await self._link.topic_id(self._at.topic) is not None
 
     async def _stop(self) -> None:
@@ -208,12 +221,19 @@ class _Answers:
 
 
 async def _remove_abandoned(link: Link) -> None:
-    """Remove topics whose last message is an hour old. It looks at a few: who comes next looks at others."""
-    since = round((time.time() - _ABANDONED) * 1e6)
-    found = [topic for topic in await link.topics() if topic.startswith(REPLIES)]
-    for topic in random.sample(found, min(len(found), _LOOKED_AT)):
-        if await link.position_at(TopicPartition(topic, 0), since) is None:
-            await link.remove(topic)
+    """Remove topics that are a day old. No more than a few, if it may: who comes next removes others."""
+    with suppress(BusError, TimeoutError):
+        async with asyncio.timeout(link.timeout):
+            found = [topic for topic in await link.topics() if topic.startswith(REPLIES)]
+            old = [topic for topic in found if _made_at(topic) <= _hour() - _ABANDONED]
+            for topic in random.sample(old, min(len(old), _REMOVED)):
+                await link.remove(topic)
+
+
+def _made_at(topic: str) -> int:
+    """The hour in the name of a topic for answers; for a name of another kind one that never comes."""
+    hour = topic.removeprefix(REPLIES).partition(".")[0]
+    return int(hour) if hour.isdecimal() and len(hour) < _DIGITS else 10**_DIGITS
 
 
 class Server(ConsumerRebalanceListener):
