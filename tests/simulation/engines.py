@@ -61,6 +61,8 @@ class EngineProcess(MemberProcess):
                 if not self.run.has_trimmed:
                     raise
                 self.run.tell(f"{self.process} was too far behind what is kept: {lost}")
+                if self.run.order.steps:  # its user asks what runs: retention may have taken the entry that switched
+                    self.version = self.run.order.steps[-1].version
                 self.run.kill(self, 0.3)
                 ended = True
 
