@@ -183,7 +183,7 @@ class Link:
         return self.finish(self._stop(client, starting))
 
     def finish(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Carry out what ends something, which has a bound, even if the caller goes away. `aclose` waits for it."""
+        """Carry out work that has a bound, even if the caller is cancelled. `aclose` waits for it."""
         finishing = asyncio.create_task(work)
         self._stopping.add(finishing)
         finishing.add_done_callback(self._stopping.discard)

@@ -2,16 +2,17 @@
 
 The servers of a topic are one group, so the broker gives it to one of them. A server answers one request after another
 and commits each, so that the next server goes on after it; before the group is shared out anew it ends the one at hand.
-A request whose server died is given to the next one. What was asked longer ago than its asker waits is passed over; how
-long ago that is, is measured by the broker's clock alone: a server writes a greeting when the topic becomes its own,
-and the broker stamps it as it stamps requests.
+A request whose server died is given to the next one. A request whose asker no longer waits is passed over. Its age is
+measured by the broker's clock alone: a server writes a greeting when it is given the topic, and the broker stamps the
+greeting as it stamps requests.
 
-The first request of a client makes its topic for answers, and `aclose` removes it. Its name has the hour in which it
-was made: a client that is open for half a day makes another one, and whoever makes one removes a few that are a day
-old, which killed clients have left behind. A client whose topic is gone all the same makes another one. Servers write
-answers to topics of this name only, so nobody can have them write elsewhere; and each has a producer of its own for
-such a topic, because a producer asks for all its topics again and again, by which a broker would make one that was
-removed.
+The first request of a client makes its topic for answers, and `aclose` removes it. Its name contains the hour in which
+it was made. A client that is open for half a day makes another one, and each client that makes one removes a few that
+are a day old: killed clients left them behind. A client whose topic was removed all the same makes another one.
+
+Servers write answers only to topics whose name begins so: nobody can make them write elsewhere. A server has a producer
+for each of these topics, because a producer asks the broker for all its topics again and again, and the broker might
+make a topic that was removed.
 
 The headers are those of Spring's ReplyingKafkaTemplate, and `timeout`, in milliseconds.
 """
@@ -55,7 +56,7 @@ _log = logging.getLogger("esp_pubsub.kafka")
 
 
 _Hear = Callable[[bytes | None, bytes | BusError], None]
-"""Hear an answer, by the number of its request; an error, without a number, is one to all."""
+"""Takes an answer and the number of its request; without a number it takes an error, which answers all requests."""
 
 
 class Asker:
@@ -67,7 +68,7 @@ class Asker:
         self._waiting: dict[bytes, asyncio.Future[bytes]] = {}
         self._answers: asyncio.Task[_Answers] | None = None
         self._there: set[str] = set()  # the topics that have been seen
-        self._doubted = False  # there was no answer
+        self._doubted = False  # a request got no answer: perhaps our topic was removed
         self._closed = False
 
     async def request(self, topic: str, data: bytes, timeout: float) -> bytes:
@@ -101,33 +102,26 @@ class Asker:
             await asyncio.sleep(_LOOK_EVERY)
 
     async def _open(self) -> _Answers:
-        """The topic for our answers. Who waits for it may give up; it is opened all the same."""
-        if self._closed:
-            raise BusUnavailable("this bus was closed")
-        if (ended := self._ended_or_old()) is not None:
-            self._answers = None
-            await ended.aclose()
-        if self._answers is None:
-            self._answers = asyncio.create_task(_Answers.open(self._bus, self._hear))
-        answers, doubted = await asyncio.shield(self._answers), self._doubted
-        self._doubted = False
-        if doubted and not await answers.is_there():
+        """The topic for our answers. A caller may give up waiting for it; it is opened all the same."""
+        while not self._closed:
+            opening = self._answers
+            if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+                opening = self._answers = asyncio.create_task(_Answers.open(self._bus, self._hear))
+            answers = await asyncio.shield(opening)
+            doubted, self._doubted = self._doubted, False
+            if not (answers.ended or self._is_old(answers) or (doubted and not await answers.is_there())):
+                return answers
+            if self._answers is opening:
+                self._answers = None
             await answers.aclose()
-            return await self._open()
-        return answers
+        raise BusUnavailable("this bus was closed")
 
-    def _ended_or_old(self) -> _Answers | None:
-        if self._answers is None or not self._answers.done():
-            return None
-        if self._answers.cancelled() or self._answers.exception() is not None:
-            self._answers = None
-            return None
-        found = self._answers.result()
-        is_old = found.made_at <= _hour() - _REPLACED and len(self._waiting) == 1  # nobody else waits for an answer
-        return found if found.ended or is_old else None
+    def _is_old(self, answers: _Answers) -> bool:
+        """Whether another topic should take its place, which has to wait while anybody else waits for an answer."""
+        return answers.made_at <= _hour() - _REPLACED and len(self._waiting) == 1
 
     def _hear(self, number: bytes | None, answer: bytes | BusError) -> None:
-        """An answer to a request; an error is one to all."""
+        """See `_Hear`."""
         for each in self._waiting.values() if number is None else [self._waiting.get(number)]:
             if each is None or each.done():
                 continue
@@ -176,7 +170,7 @@ class _Answers:
             self._consumer.assign([self._at])
             self._consumer.seek(self._at, 0)
         self._reading = asyncio.create_task(self._read(), name=f"kafka answers {topic}")
-        bus.link.finish(_remove_abandoned(bus.link))  # nobody waits for that
+        bus.link.finish(_remove_abandoned(bus.link))  # no request waits for that
         return self
 
     async def ask(self, at: TopicPartition, data: bytes, number: bytes, timeout: float) -> None:
@@ -202,7 +196,7 @@ class _Answers:
             await asyncio.shield(self._link.finish(self._stop()))
 
     async def is_there(self) -> bool:
-        """Whether the topic is."""
+        """Whether the topic still exists."""
         return not self.ended and await self._link.topic_id(self._at.topic) is not None
 
     async def _stop(self) -> None:
@@ -221,7 +215,7 @@ class _Answers:
 
 
 async def _remove_abandoned(link: Link) -> None:
-    """Remove topics that are a day old. No more than a few, if it may: who comes next removes others."""
+    """Remove a few topics that are a day old. Trouble, or a right that is missing, is passed over."""
     with suppress(BusError, TimeoutError):
         async with asyncio.timeout(link.timeout):
             found = [topic for topic in await link.topics() if topic.startswith(REPLIES)]
@@ -231,7 +225,7 @@ async def _remove_abandoned(link: Link) -> None:
 
 
 def _made_at(topic: str) -> int:
-    """The hour in the name of a topic for answers; for a name of another kind one that never comes."""
+    """The hour in the name of a topic for answers; an hour that never comes if the name has none."""
     hour = topic.removeprefix(REPLIES).partition(".")[0]
     return int(hour) if hour.isdecimal() and len(hour) < _DIGITS else 10**_DIGITS
 
@@ -255,7 +249,7 @@ class Server(ConsumerRebalanceListener):
         self._handled = asyncio.Event()
         self._done = self._stored = 0  # the next request that is to be handled
         self._storing = asyncio.Lock()
-        self._ahead = 0.0  # the broker's clock of ours
+        self._ahead = 0.0  # by how much the broker's clock is ahead of ours
         self._consumer: AIOKafkaConsumer = link.consumer(
             group_id=self._group,
             session_timeout_ms=session,
@@ -284,7 +278,6 @@ class Server(ConsumerRebalanceListener):
                 async with self._busy:
                     if losses == self._losses:  # else another server has it
                         await self._handle(record)
-                        self._done = record.offset + 1
                         self._handled.set()
         raise self._trouble
 
@@ -305,14 +298,14 @@ class Server(ConsumerRebalanceListener):
                 self._stored = done
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """The client's word: a rebalance begins, once this returns."""
+        """aiokafka calls this before a rebalance, which begins when this returns."""
         async with self._busy:
             await self._commit()
             self._losses += 1
             self._has_begun.clear()
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        """The client's word: a rebalance ended."""
+        """aiokafka calls this after a rebalance."""
         if self._at in assigned:
             self._done = self._stored = 0
             try:
@@ -324,13 +317,21 @@ class Server(ConsumerRebalanceListener):
     async def _handle(self, record: Any) -> None:
         headers = dict(record.headers)
         reply, number = headers.get(_REPLY, b"").decode(errors="replace"), headers.get(_NUMBER)
-        if reply.startswith(REPLIES) and number is not None and self._is_waited_for(record, headers.get(_TIMEOUT, b"")):
+        is_asked = reply.startswith(REPLIES) and number is not None
+        if is_asked and self._is_waited_for(record, headers.get(_TIMEOUT, b"")):
             answer = await self._answer(record.value or b"")
             try:
-                if reply in self._producers or await self._link.topic_id(reply) is not None:  # else its asker is gone
-                    await self._send(reply, answer, [(_NUMBER, number)])
-            except BusError as error:
-                _log.warning("an answer to a request on %s was not sent: %s", self._at.topic, error)
+                await self._reply(reply, answer, number)
+            finally:  # its asker may have the answer already when this is cancelled
+                self._done = record.offset + 1
+        self._done = record.offset + 1
+
+    async def _reply(self, topic: str, answer: bytes, number: bytes | None) -> None:
+        try:
+            if topic in self._producers or await self._link.topic_id(topic) is not None:  # else its asker is gone
+                await self._send(topic, answer, [(_NUMBER, number or b"")])
+        except BusError as error:
+            _log.warning("an answer to a request on %s was not sent: %s", self._at.topic, error)
 
     def _is_waited_for(self, record: Any, waits: bytes) -> bool:
         """Whether its asker still waits, if it says for how long, and the broker stamped it."""
@@ -354,7 +355,8 @@ class Server(ConsumerRebalanceListener):
         except BusRefused:
             raise
         except BusError:
-            await self._link.stopped(self._producers.pop(topic))
+            self._producers.pop(topic, None)
+            await self._link.stopped(producer)
             raise
         return float(sent.timestamp) / 1000
 
