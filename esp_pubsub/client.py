@@ -247,21 +247,18 @@ class Client:
     ) -> Publisher:  # fmt: skip
         source = source_number(f"{window.topic}/{sequence_name(failover, resume)}")
         run = failover.run if failover else 0
-        capabilities = self.bus.capabilities
+        offered = self.bus.capabilities
         outbox = Outbox(failover.buffer if failover else options.buffer_blocks, options.buffer_bytes)
         if resume is not None:
             outbox.begin_after(resume.last, resume.chain)
         encoder = Encoder(schema, options.body, options.limits, rebuild=failover is not None)
-        writer = BlockWriter(schema, encoder, outbox, source, run, capabilities.max_message_bytes)
+        writer = BlockWriter(schema, encoder, outbox, source, run, offered.max_message_bytes)
         publisher = Publisher(self._home, window, self.bus, writer, options, notify)
         if failover is not None:
-            line = Line(
-                source, run, outbox, suffix_only=capabilities.suffix_only, buffer=failover.buffer,
-                shows_last=capabilities.shows_last,
-            )  # fmt: skip
+            line = Line(source, run, outbox, suffix_only=offered.suffix_only, buffer=failover.buffer,
+                        shows_last=offered.shows_last)  # fmt: skip
             body = "rows" if options.body == "rows" else arrow_body()
-            election = (failover.election or "log").partition("://")[0]
-            setup = Setup((window.topic,), (schema.text,), body, election)
+            setup = Setup((window.topic,), (schema.text,), body, (failover.election or "log").partition("://")[0])
             publisher.join(failover, window.address.control(failover.group), setup, line, elect)
         return publisher
 

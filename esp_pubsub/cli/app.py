@@ -69,6 +69,7 @@ Spelling = Annotated[
     ),
 ]
 Opcodes = Annotated[bool, typer.Option("--opcodes", help="CSV with the columns opcode and flags in front.")]
+Elected = Annotated[str | None, typer.Option(help="log, token ... or zookeeper://host:port; else the bus's own.")]
 DateFormat = Annotated[str | None, typer.Option("--dateformat", help="As strptime has it; else integers.")]
 Delimiter = Annotated[str | None, typer.Option(help="Of CSV, else a comma.")]
 MaxEvents = Annotated[int | None, typer.Option(min=1, help="End after so many.")]
@@ -151,9 +152,7 @@ def pub(  # noqa: PLR0913  # a flag each
     transactional: Annotated[bool, typer.Option("--transactional", help="All events of a block, or none.")] = False,
     failover_group: Annotated[str | None, typer.Option(help="Be a member; the same name on each.")] = None,
     buffer: Annotated[int | None, typer.Option(min=1, help="Blocks a standby keeps (numbufferedmsgs).")] = None,
-    election: Annotated[
-        str | None, typer.Option(help="log, token ... or zookeeper://host:port; else the bus's own.")
-    ] = None,
+    election: Elected = None,
     run_number: Annotated[int | None, typer.Option("--run", min=0, help="Of the group; else the current one.")] = None,
     bus: Bus = "embedded",
     config: Config = None,
@@ -241,9 +240,7 @@ def engine(  # noqa: PLR0913
     written_order: Annotated[
         bool, typer.Option("--written-order", help="Write the order of one log down too.")
     ] = False,
-    election: Annotated[
-        str | None, typer.Option(help="log, token ... or zookeeper://host:port; else the bus's own.")
-    ] = None,
+    election: Elected = None,
     run_number: Annotated[int | None, typer.Option("--run", min=0, help="A higher one begins anew.")] = None,
     http: Annotated[
         str | None, typer.Option(metavar="[HOST:]PORT", help="Show health, figures and windows there.")

@@ -35,16 +35,22 @@ async def both(*publishers: Publisher) -> None:
     await asyncio.gather(*[publisher.flush() for publisher in publishers])
 
 
+async def pair(world: World) -> tuple[Publisher, Publisher]:
+    """A leads and B stands by; both have published their first blocks."""
+    a = await world.member("A")
+    await leads(a)
+    b = await world.member("B")
+    await both(a, b)
+    await asyncio.sleep(5)
+    return a, b
+
+
 @pytest.mark.parametrize("kind", ["log", "queues"])
 def test_a_start_a_hand_over_and_an_end_in_order_log_nothing_above_info(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(world: World) -> None:
-        a = await world.member("A")
-        await leads(a)
-        b = await world.member("B")
-        await both(a, b)
-        await asyncio.sleep(5)
+        a, b = await pair(world)
         await a.hand_over()
         await leads(b)
         await asyncio.sleep(5)
@@ -63,11 +69,7 @@ def test_a_start_a_hand_over_and_an_end_in_order_log_nothing_above_info(
 @pytest.mark.parametrize("kind", ["log", "queues"])
 def test_a_member_whose_leader_fell_silent_warns_and_names_it(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     async def scene(world: World) -> None:
-        a = await world.member("A")
-        await leads(a)
-        b = await world.member("B")
-        await both(a, b)
-        await asyncio.sleep(5)
+        _, b = await pair(world)
         world.broker.kill("A")
         await leads(b)
         await asyncio.sleep(5)

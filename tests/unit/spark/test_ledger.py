@@ -9,7 +9,7 @@ import pytest
 from esp_pubsub.encode import Encoder
 from esp_pubsub.errors import ConfigError
 from esp_pubsub.spark_bridge import ledger
-from esp_pubsub.spark_bridge.held import held
+from esp_pubsub.spark_bridge.held import Held, held
 from esp_pubsub.spark_bridge.ledger import BatchDiffers, Body, Ledger
 
 from .topic import SCHEMA
@@ -27,6 +27,16 @@ def book(tmp_path: Path) -> Iterator[Callable[[], Ledger]]:
     yield again
     for each in opened:
         each.close()
+
+
+def ten_batches(book: Callable[[], Ledger], monkeypatch: pytest.MonkeyPatch, holds: Held | None = None) -> Ledger:
+    """A ledger that keeps few notes, with more batches than that."""
+    monkeypatch.setattr(ledger, "KEPT", 3)
+    one = book()
+    for batch in range(10):
+        with one.transaction():
+            one.note("s", batch, holds)
+    return one
 
 
 def bodies(*numbers: int) -> list[Body]:
@@ -81,11 +91,7 @@ def test_a_batch_that_comes_with_other_offsets_is_refused_with_the_way_out(book:
 def test_a_batch_from_before_the_notes_that_are_kept_is_refused(
     book: Callable[[], Ledger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "KEPT", 3)
-    one = book()
-    for batch in range(10):
-        with one.transaction():
-            one.note("s", batch, HERE)
+    one = ten_batches(book, monkeypatch, HERE)
     with pytest.raises(BatchDiffers, match=r"batch 2 of this query .* is not noted, though batch 9 is done"):
         one.done("s", 2, HERE)
 
@@ -135,11 +141,7 @@ def test_what_a_batch_holds_is_where_it_begins_and_where_it_ends() -> None:
 def test_notes_do_not_pile_up_and_what_they_said_still_holds(
     book: Callable[[], Ledger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "KEPT", 3)
-    one = book()
-    for batch in range(10):
-        with one.transaction():
-            one.note("s", batch)
+    one = ten_batches(book, monkeypatch)
     assert one.connection.execute("SELECT count(*) FROM esp_batches").fetchone() == (4,)
     assert all(one.done("s", batch) for batch in range(10))
     assert not one.done("s", 10)
