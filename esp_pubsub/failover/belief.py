@@ -1,6 +1,7 @@
-"""What a member believes of what stands on the topics of its group, and what it passes over. Pure.
+"""What a member believes of the messages on the topics of its group, and what it passes over. Pure.
 
-Whoever may write there can say anything. So a value that no member can mean moves nothing, and ends nobody:
+Anybody with the right to write there can write anything. So a value that no member can mean changes nothing and ends no
+member:
 
     what is said                          it is believed                              otherwise
     a number                              in 64 bits and not below 0; a term and a    the word has no voice
@@ -28,11 +29,11 @@ Whoever may write there can say anything. So a value that no member can mean mov
                                           for long, at most once a minute
     that somebody stands by               by nobody: it is for people
 
-Some positions cannot be checked: a member that has neither read nor sent a block of a line knows nothing of it, and so
-it learns from an idle group how far that is; one that leads does not read its lines, and so it learns that another
-leader is beyond it; and on a bus that may lose single messages any member may lack the last ones.
-It believes them of a member that beats on, not by a single beat. A higher run is always believed: by it a sequence
-begins anew.
+Some positions cannot be checked. A member that has neither read nor sent a block of a line learns only from beats how
+far an idle group is. A member that leads does not read its lines, and learns only from beats that another leader is
+further. On a bus that may lose single messages, any member may lack the last ones. Such a position is believed if the
+beat before it was of the same member; a single beat is not enough. A higher run is always believed: a sequence begins
+anew with it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,13 +17,6 @@ import pytest
 from tests.integration.shell import BOUND, ESP, LINES, SCHEMA, URL, Cli, ended, listening, size, text, until
 
 pytestmark = pytest.mark.timeout(3 * BOUND)
-
-
-@pytest.fixture
-def cli(bus_directory: Path) -> Iterator[Cli]:
-    cli = Cli(bus_directory / "bus")
-    yield cli
-    cli.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Every flag and every key of `-C` that no other test uses, through the command line."""
 
 import asyncio
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,6 @@ from tests.integration.shell import BOUND, SCHEMA, URL, Cli, text
 pytestmark = pytest.mark.timeout(3 * BOUND)
 DATED = "id*:int64,symbol:string,day:date"
 DAY = 1_794_960_000  # 2026-11-18
-
-
-@pytest.fixture
-def cli(bus_directory: Path) -> Iterator[Cli]:
-    cli = Cli(bus_directory / "bus")
-    yield cli
-    cli.close()
 
 
 async def blocks(bus: Path, events: int) -> list[esp.Block]:

@@ -7,7 +7,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +15,6 @@ import pytest
 from tests.integration.shell import BOUND, SCHEMA, URL, Cli, ended, size, text, until
 
 pytestmark = pytest.mark.timeout(3 * BOUND)
-
-
-@pytest.fixture
-def cli(bus_directory: Path) -> Iterator[Cli]:
-    cli = Cli(bus_directory / "bus")
-    yield cli
-    cli.close()
 
 
 def picture(cli: Cli, *arguments: object) -> dict[str, list[list[str]]]:
